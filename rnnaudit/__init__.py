@@ -1,0 +1,26 @@
+"""Audit trained recurrent models: which are stable, how long they remember, what replaces them.
+
+>>> import rnnaudit
+>>> model = rnnaudit.load("model.pt")                 # doctest: +SKIP
+>>> report = rnnaudit.audit(model, eps=1e-3)          # doctest: +SKIP
+>>> export = rnnaudit.truncate(model, "out.onnx", eps=1e-3)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rnnaudit.audit import audit, load, truncate, verify
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "audit", "load", "truncate", "verify"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the public functions on first use: torch alone takes seconds."""
+    if name in __all__:
+        from importlib import import_module
+
+        return getattr(import_module("rnnaudit.audit"), name)
+    raise AttributeError(f"module 'rnnaudit' has no attribute {name!r}")

@@ -1,0 +1,42 @@
+"""Closed-form steps and derivatives for every cell, batched."""
+
+from rnnaudit.cells import elman, gru, lstm  # noqa: F401  (registers the kinds)
+from rnnaudit.cells.interface import (
+    Linearization,
+    advance,
+    drive,
+    jacobian,
+    jvp,
+    linearize,
+    output,
+    step,
+    vjp,
+)
+from rnnaudit.cells.rollout import (
+    readout,
+    reads,
+    run,
+    run_layer,
+    run_stack,
+    trajectory,
+    truncated,
+)
+
+__all__ = [
+    "Linearization",
+    "advance",
+    "drive",
+    "jacobian",
+    "jvp",
+    "linearize",
+    "output",
+    "readout",
+    "reads",
+    "run",
+    "run_layer",
+    "run_stack",
+    "step",
+    "trajectory",
+    "truncated",
+    "vjp",
+]

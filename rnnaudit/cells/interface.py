@@ -1,0 +1,78 @@
+"""What every cell can do: step, and its derivative as Jacobian, jvp and vjp, batched.
+
+A state is one tensor s [..., S]: h for Elman cells and GRUs, (h, c) side by side for
+LSTMs. ``drive`` computes the input's part of the pre-activations once for a whole
+sequence; ``advance`` then takes one step from it. Leading axes are batch axes.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Protocol
+
+from torch import Tensor
+
+from rnnaudit.model import Cell, LSTMCell
+
+
+class Linearization(Protocol):
+    """The derivative ∂s'/∂s at a batch of states [...], in closed form.
+
+    Tangents and cotangents are rows: V [..., m, S] holds m vectors for each state, so
+    that applying a weight is one matrix product.
+    """
+
+    def jvp(self, V: Tensor) -> Tensor:
+        """Return J v for each row v of V [..., m, S]."""
+        ...
+
+    def vjp(self, V: Tensor) -> Tensor:
+        """Return Jᵀ v for each row v of V [..., m, S]."""
+        ...
+
+    def matrix(self) -> Tensor:
+        """Return J [..., S, S]."""
+        ...
+
+
+@singledispatch
+def drive(cell: Cell, x: Tensor) -> Tensor:
+    """Map inputs x [..., I] to their part z of the pre-activations, biases included."""
+    raise NotImplementedError(type(cell).__name__)
+
+
+@singledispatch
+def advance(cell: Cell, s: Tensor, z: Tensor) -> Tensor:
+    """Take one step from state s [..., S] under the input drive z; return s' [..., S]."""
+    raise NotImplementedError(type(cell).__name__)
+
+
+@singledispatch
+def linearize(cell: Cell, s: Tensor, z: Tensor) -> Linearization:
+    """Differentiate ``advance`` by the state at s [..., S] under the input drive z."""
+    raise NotImplementedError(type(cell).__name__)
+
+
+def step(cell: Cell, s: Tensor, x: Tensor) -> Tensor:
+    """Return s' = φ(s, x) for states s [..., S] and inputs x [..., I]."""
+    return advance(cell, s, drive(cell, x))
+
+
+def output(cell: Cell, s: Tensor) -> Tensor:
+    """Return the output h [..., H] of a state s [..., S]."""
+    return s[..., : cell.hidden_size] if isinstance(cell, LSTMCell) else s
+
+
+def jacobian(cell: Cell, s: Tensor, x: Tensor) -> Tensor:
+    """Return ∂s'/∂s [..., S, S] at states s [..., S] and inputs x [..., I]."""
+    return linearize(cell, s, drive(cell, x)).matrix()
+
+
+def jvp(cell: Cell, s: Tensor, x: Tensor, v: Tensor) -> Tensor:
+    """Return (∂s'/∂s) v for one tangent v [..., S] per state."""
+    return linearize(cell, s, drive(cell, x)).jvp(v.unsqueeze(-2)).squeeze(-2)
+
+
+def vjp(cell: Cell, s: Tensor, x: Tensor, v: Tensor) -> Tensor:
+    """Return (∂s'/∂s)ᵀ v for one cotangent v [..., S] per state."""
+    return linearize(cell, s, drive(cell, x)).vjp(v.unsqueeze(-2)).squeeze(-2)

@@ -1,0 +1,141 @@
+"""LSTM cells with everything ONNX and PyTorch can add: peepholes, coupling, clip, projection.
+
+With a = W x + U h + b, every derivative is four products and two diagonals:
+δc' = F δc + D_i U_i δh + D_f U_f δh + D_g U_g δh,  δh' = R (B δc' + O U_o δh), where
+D_i = g i' (or (g − c) i' when f = 1 − i), D_f = c f', D_g = i g', F = f + D_f p_f + D_i p_i,
+O = tanh(c') o', B = o tanh'(c') + O p_o.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rnnaudit.cells.activations import clipped_slope, clipped_value
+from rnnaudit.cells.interface import advance, drive, linearize
+from rnnaudit.model import LSTMCell
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gates:
+    """Values of one step; ``a_*`` are pre-activations with their peephole terms."""
+
+    a_i: Tensor
+    a_f: Tensor
+    a_g: Tensor
+    a_o: Tensor
+    i: Tensor
+    f: Tensor
+    g: Tensor
+    o: Tensor
+    c: Tensor
+    c_next: Tensor
+
+
+def _gates(cell: LSTMCell, s: Tensor, z: Tensor) -> _Gates:
+    h, c = s[..., : cell.hidden_size], s[..., cell.hidden_size :]
+    a_i, a_f, a_g, a_o = (z + h @ cell.U.mT).split(cell.cell_size, dim=-1)
+    if cell.peephole is not None:
+        p_i, p_f, p_o = cell.peephole
+        a_i, a_f = a_i + p_i * c, a_f + p_f * c
+    i = clipped_value(cell.gate, a_i, cell.clip)
+    f = 1 - i if cell.input_forget else clipped_value(cell.gate, a_f, cell.clip)
+    g = clipped_value(cell.candidate, a_g, cell.clip)
+    c_next = f * c + i * g
+    if cell.peephole is not None:
+        a_o = a_o + p_o * c_next
+    o = clipped_value(cell.gate, a_o, cell.clip)
+    return _Gates(a_i, a_f, a_g, a_o, i, f, g, o, c, c_next)
+
+
+def _squash_clip(cell: LSTMCell) -> float | None:
+    return cell.clip if cell.clip_output else None
+
+
+@drive.register(LSTMCell)
+def _(cell: LSTMCell, x: Tensor) -> Tensor:
+    return x @ cell.W.mT + cell.b
+
+
+@advance.register(LSTMCell)
+def _(cell: LSTMCell, s: Tensor, z: Tensor) -> Tensor:
+    gates = _gates(cell, s, z)
+    h = gates.o * clipped_value(cell.squash, gates.c_next, _squash_clip(cell))
+    if cell.projection is not None:
+        h = h @ cell.projection.mT
+    return torch.cat([h, gates.c_next], dim=-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LSTM:
+    U: Tensor  # [4H, P], gates i, f, g, o
+    R: Tensor | None  # [P, H]
+    D: Tensor  # [..., 3H]: D_i, D_f, D_g side by side
+    F: Tensor
+    B: Tensor
+    O: Tensor  # noqa: E741
+
+    @property
+    def _H(self) -> int:
+        return int(self.F.shape[-1])
+
+    def jvp(self, V: Tensor) -> Tensor:
+        P, H = self.U.shape[1], self._H
+        D, F, B, O = (d.unsqueeze(-2) for d in (self.D, self.F, self.B, self.O))  # noqa: E741
+        a = V[..., :P] @ self.U.mT
+        dc = F * V[..., P:] + (D * a[..., : 3 * H]).unflatten(-1, (3, H)).sum(-2)
+        dh = B * dc + O * a[..., 3 * H :]
+        if self.R is not None:
+            dh = dh @ self.R.mT
+        return torch.cat([dh, dc], dim=-1)
+
+    def vjp(self, V: Tensor) -> Tensor:
+        P = self.U.shape[1]
+        D, F, B, O = (d.unsqueeze(-2) for d in (self.D, self.F, self.B, self.O))  # noqa: E741
+        dh = V[..., :P] if self.R is None else V[..., :P] @ self.R
+        dc = V[..., P:] + B * dh
+        da = torch.cat([D * torch.cat([dc, dc, dc], dim=-1), O * dh], dim=-1)
+        return torch.cat([da @ self.U, F * dc], dim=-1)
+
+    def matrix(self) -> Tensor:
+        P, H = self.U.shape[1], self._H
+        U_i, U_f, U_g, U_o = self.U.split(H)
+        D_i, D_f, D_g = self.D.unsqueeze(-1).split(H, dim=-2)
+        J = self.F.new_zeros(*self.F.shape[:-1], P + H, P + H)
+        c_rows = J[..., P:, :]
+        torch.mul(D_i, U_i, out=c_rows[..., :P])
+        c_rows[..., :P].addcmul_(D_f, U_f).addcmul_(D_g, U_g)
+        c_rows[..., P:].diagonal(dim1=-2, dim2=-1).copy_(self.F)
+        if self.R is None:
+            h_rows = J[..., :P, :]
+            torch.mul(self.B.unsqueeze(-1), c_rows[..., :P], out=h_rows[..., :P])
+            h_rows[..., :P].addcmul_(self.O.unsqueeze(-1), U_o)
+            h_rows[..., P:].diagonal(dim1=-2, dim2=-1).copy_(self.B * self.F)
+        else:
+            inner = self.B.unsqueeze(-1) * c_rows
+            inner[..., :P].addcmul_(self.O.unsqueeze(-1), U_o)
+            torch.matmul(self.R, inner, out=J[..., :P, :])
+        return J
+
+
+@linearize.register(LSTMCell)
+def _(cell: LSTMCell, s: Tensor, z: Tensor) -> _LSTM:
+    gates = _gates(cell, s, z)
+    slope_i = clipped_slope(cell.gate, gates.a_i, cell.clip)
+    if cell.input_forget:
+        D_i, D_f = (gates.g - gates.c) * slope_i, torch.zeros_like(gates.c)
+    else:
+        D_i = gates.g * slope_i
+        D_f = gates.c * clipped_slope(cell.gate, gates.a_f, cell.clip)
+    D_g = gates.i * clipped_slope(cell.candidate, gates.a_g, cell.clip)
+    squashed = clipped_value(cell.squash, gates.c_next, _squash_clip(cell))
+    O = squashed * clipped_slope(cell.gate, gates.a_o, cell.clip)  # noqa: E741
+    B = gates.o * clipped_slope(cell.squash, gates.c_next, _squash_clip(cell))
+    F = gates.f
+    if cell.peephole is not None:
+        p_i, p_f, p_o = cell.peephole
+        F = F + D_f * p_f + D_i * p_i
+        B = B + O * p_o
+    return _LSTM(cell.U, cell.projection, torch.cat([D_i, D_f, D_g], dim=-1), F, B, O)

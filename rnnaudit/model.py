@@ -1,0 +1,388 @@
+"""A recurrent model as data: cells, the recurrences they make, and the stacks those form.
+
+Matrices are float64 and exact copies of the stored weights (float16 and float32
+convert exactly). The recurrent matrix is ``W`` and the input matrix ``U`` in an
+Elman cell; in a gated cell ``U`` is recurrent and ``W`` reads the input, the gates'
+rows stacked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rnnaudit.results import Finding, Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An elementwise function by its ONNX name in lower case, e.g. ``tanh`` or ``leakyrelu``."""
+
+    name: str
+    alpha: float | None = None
+    beta: float | None = None
+
+
+TANH = Activation("tanh")
+RELU = Activation("relu")
+SIGMOID = Activation("sigmoid")
+
+
+def _check(matrix: Tensor, shape: tuple[int, ...], what: str) -> None:
+    if tuple(matrix.shape) != shape:
+        raise ValueError(f"{what} must have shape {shape}, got {tuple(matrix.shape)}")
+    if matrix.dtype != torch.float64:
+        raise ValueError(f"{what} must be float64, got {matrix.dtype}; convert it before")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ElmanCell:
+    """h' = φ(W h + U x + b), each pre-activation clipped to ±clip where clip is given.
+
+    Shapes: W [H, H], U [H, I], b [H].
+    """
+
+    W: Tensor
+    U: Tensor
+    b: Tensor
+    activation: Activation = TANH
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every shape."""
+        H, I = self.U.shape  # noqa: E741
+        if self.W.ndim != 2 or self.W.shape[0] != self.W.shape[1]:
+            raise ValueError(
+                f"recurrent weights must be square, got shape {tuple(self.W.shape)}; "
+                "is it the input weight?"
+            )
+        _check(self.W, (H, H), "W")
+        _check(self.U, (H, I), "U")
+        _check(self.b, (H,), "b")
+
+    @property
+    def kind(self) -> str:
+        """The cell's family, as reports name it."""
+        return "elman"
+
+    @property
+    def input_size(self) -> int:
+        """Width I of the input."""
+        return int(self.U.shape[1])
+
+    @property
+    def hidden_size(self) -> int:
+        """Width H of the output h."""
+        return int(self.W.shape[0])
+
+    @property
+    def state_size(self) -> int:
+        """Width of the state that is carried between steps."""
+        return self.hidden_size
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What sets this cell apart from its family's default."""
+        return {"activation": self.activation.name, **_clip(self.clip)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GRUCell:
+    """Gated recurrent unit; gates stacked in the order r, z, n.
+
+    r = σ(W_r x + b_r + U_r h + c_r), z likewise, h' = (1 − z) n + z h, and with
+    ``reset_after`` (ONNX linear_before_reset = 1, PyTorch)
+    n = tanh(W_n x + b_n + r (U_n h + c_n)), else n = tanh(W_n x + b_n + U_n (r h) + c_n).
+
+    Shapes: W [3H, I], U [3H, H], b_input (b) and b_recurrent (c) [3H].
+    """
+
+    W: Tensor
+    U: Tensor
+    b_input: Tensor
+    b_recurrent: Tensor
+    reset_after: bool = True
+    gate: Activation = SIGMOID
+    candidate: Activation = TANH
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every shape."""
+        H = self.U.shape[-1]
+        _check(self.U, (3 * H, H), "U")
+        _check(self.W, (3 * H, self.W.shape[-1]), "W")
+        _check(self.b_input, (3 * H,), "b_input")
+        _check(self.b_recurrent, (3 * H,), "b_recurrent")
+
+    @property
+    def kind(self) -> str:
+        """The cell's family, as reports name it."""
+        return "gru"
+
+    @property
+    def input_size(self) -> int:
+        """Width I of the input."""
+        return int(self.W.shape[1])
+
+    @property
+    def hidden_size(self) -> int:
+        """Width H of the output h."""
+        return int(self.U.shape[1])
+
+    @property
+    def state_size(self) -> int:
+        """Width of the state that is carried between steps."""
+        return self.hidden_size
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What sets this cell apart from its family's default."""
+        return {
+            "linear_before_reset": int(self.reset_after),
+            "activations": [self.gate.name, self.candidate.name],
+            **_clip(self.clip),
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LSTMCell:
+    """Long short-term memory; gates stacked in the order i, f, g, o; state (h, c).
+
+    i = σ(a_i + p_i c), f = σ(a_f + p_f c) (or 1 − i with ``input_forget``), g = tanh(a_g),
+    c' = f c + i g, o = σ(a_o + p_o c'), h' = R (o tanh(c')), with a = W x + U h + b.
+    ``clip`` bounds the gates' pre-activations to ±clip; ``clip_output`` also bounds c'
+    inside the last tanh, as the ONNX text has it and ONNX Runtime does not.
+
+    Shapes: W [4H, I], U [4H, P], b [4H], peephole [3, H] (i, f, o), projection R [P, H];
+    P = H without a projection.
+    """
+
+    W: Tensor
+    U: Tensor
+    b: Tensor
+    peephole: Tensor | None = None
+    projection: Tensor | None = None
+    input_forget: bool = False
+    gate: Activation = SIGMOID
+    candidate: Activation = TANH
+    squash: Activation = TANH
+    clip: float | None = None
+    clip_output: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every shape."""
+        H, P = self.cell_size, int(self.U.shape[1])
+        _check(self.U, (4 * H, P), "U")
+        _check(self.W, (4 * H, self.W.shape[-1]), "W")
+        _check(self.b, (4 * H,), "b")
+        if self.peephole is not None:
+            _check(self.peephole, (3, H), "peephole")
+        if self.projection is not None:
+            _check(self.projection, (P, H), "projection")
+        elif P != H:
+            raise ValueError(f"U must have {H} columns without a projection, got {P}")
+
+    @property
+    def kind(self) -> str:
+        """The cell's family, as reports name it."""
+        return "lstm"
+
+    @property
+    def input_size(self) -> int:
+        """Width I of the input."""
+        return int(self.W.shape[1])
+
+    @property
+    def cell_size(self) -> int:
+        """Width of c."""
+        return int(self.U.shape[0]) // 4
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the output h (of the projection where there is one)."""
+        return int(self.U.shape[1])
+
+    @property
+    def state_size(self) -> int:
+        """Width of the state (h, c) that is carried between steps."""
+        return self.hidden_size + self.cell_size
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What sets this cell apart from its family's default."""
+        return {
+            "activations": [self.gate.name, self.candidate.name, self.squash.name],
+            **({"input_forget": 1} if self.input_forget else {}),
+            **({"peephole": True} if self.peephole is not None else {}),
+            **({"proj_size": self.hidden_size} if self.projection is not None else {}),
+            **_clip(self.clip),
+        }
+
+
+Cell = ElmanCell | GRUCell | LSTMCell
+
+
+def _clip(clip: float | None) -> dict[str, object]:
+    return {} if clip is None else {"clip": clip}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InitialState:
+    """The state before the first step: ``value`` [S], and where it comes from.
+
+    ``source`` is ``zero`` (absent or all zero), ``constant`` (stored in the model) or
+    ``graph input`` (the caller's; ``value`` is then the zero that the audit assumes).
+    """
+
+    value: Tensor
+    source: Literal["zero", "constant", "graph input"] = "zero"
+    name: str | None = None
+
+    def describe(self) -> str:
+        """Say in a few words which state is assumed."""
+        if self.source == "graph input":
+            return f"zero assumed for graph input {self.name}"
+        return self.source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recurrence:
+    """One cell run over time in one direction."""
+
+    name: str
+    layer: int
+    cell: Cell
+    initial: InitialState
+    reverse: bool = False
+
+    @property
+    def direction(self) -> Literal["forward", "reverse"]:
+        """The direction in time."""
+        return "reverse" if self.reverse else "forward"
+
+    @property
+    def label(self) -> str:
+        """A name that is unique in the model: stack, layer and direction."""
+        return f"{self.name}[{self.layer}]{' reverse' if self.reverse else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The node of the source graph that a layer was read from.
+
+    ``x`` names the value it reads and ``layout`` is 0 for [T, N, I], 1 for [N, T, I].
+    ``sequence_lens`` names that input where it is given.
+    """
+
+    node: str
+    x: str
+    layout: int = 0
+    sequence_lens: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One or two recurrences over the same input, their outputs side by side."""
+
+    recurrences: tuple[Recurrence, ...]
+    site: Site | None = None
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether the layer also reads the future."""
+        return len(self.recurrences) == 2
+
+    @property
+    def input_size(self) -> int:
+        """Width of the input."""
+        return self.recurrences[0].cell.input_size
+
+    @property
+    def output_size(self) -> int:
+        """Width of the output, both directions together."""
+        return sum(r.cell.hidden_size for r in self.recurrences)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readout:
+    """y = A h + b, the linear layer that unmistakably follows a stack. A [O, F], b [O]."""
+
+    name: str
+    A: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """Layers that feed one another, and at most one linear layer after them.
+
+    In training mode's terms this is one ``nn.RNN``/``nn.GRU``/``nn.LSTM`` in eval mode.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    readout: Readout | None = None
+
+    @property
+    def input_size(self) -> int:
+        """Width of the input."""
+        return self.layers[0].input_size
+
+    @property
+    def output_size(self) -> int:
+        """Width of what leaves the stack: the readout's output where there is one."""
+        return int(self.readout.A.shape[0]) if self.readout else self.layers[-1].output_size
+
+    @property
+    def causal(self) -> bool:
+        """Whether every layer runs forward in time only."""
+        return not any(r.reverse for r in self.recurrences())
+
+    def recurrences(self) -> Iterator[Recurrence]:
+        """Yield each recurrence, first layer first, forward before reverse."""
+        for layer in self.layers:
+            yield from layer.recurrences
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What a loader read: stacks, the source graph where there is one, and what was left out.
+
+    ``whole`` says that the one stack with its readout is the model from its input to its
+    output, so that an error of the stack is an error end to end.
+    """
+
+    path: Path
+    format: str
+    sha256: str
+    stacks: tuple[Stack, ...]
+    whole: bool
+    graph: Any = None
+    dtype: str = "float32"
+    skipped: tuple[Skipped, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def recurrences(self) -> Iterator[Recurrence]:
+        """Yield each recurrence of each stack."""
+        for stack in self.stacks:
+            yield from stack.recurrences()
+
+
+def fingerprint(recurrence: Recurrence) -> str:
+    """Hash a recurrence's cell and initial state: sha256 over names, shapes and float64 bytes."""
+    digest = hashlib.sha256(type(recurrence.cell).__name__.encode())
+    parts = [(f.name, getattr(recurrence.cell, f.name)) for f in fields(recurrence.cell)]
+    for name, value in [*parts, ("initial", recurrence.initial.value)]:
+        digest.update(f"|{name}=".encode())
+        if isinstance(value, Tensor):
+            digest.update(repr(tuple(value.shape)).encode())
+            digest.update(value.contiguous().cpu().numpy().astype("<f8").tobytes())
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()

@@ -1,0 +1,233 @@
+"""What an audit found, as frozen records of plain numbers.
+
+Which side of the truth a number errs on is in its type: an ``UpperBound`` is a
+proof, a ``LowerBound`` was found by sampling, and neither can stand for the other.
+A number that does not exist is ``None``, never NaN or infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Verdict = Literal["stable", "unstable", "undecided"]
+Severity = Literal["error", "warning", "note"]
+Evidence = Literal["proved", "measured", "synthetic", "chosen"]
+
+EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class UpperBound:
+    """A proven bound: no state in the domain exceeds ``value``, in the named norm."""
+
+    value: float
+    norm: str
+    method: str
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBound:
+    """The largest value found by sampling: the truth is at least ``value``."""
+
+    value: float
+    norm: str
+    method: str
+    witness: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoProof:
+    """Why no certificate was found, in one line."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormCurve:
+    """Largest ``‖J_r … J_1‖₂`` found over the sampled trajectories, for each r (a lower bound)."""
+
+    r: tuple[int, ...]
+    value: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LyapunovExponent:
+    """Largest Lyapunov exponent, in nats per step, with its standard error."""
+
+    max: float
+    stderr: float
+    steps: int
+
+    @property
+    def half_life(self) -> float | None:
+        """Steps in which a perturbation halves, ``ln 2 / (−Λ₁)``; None where it does not."""
+        return 0.6931471805599453 / -self.max if self.max < 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDepth:
+    """Truncation depth on data: ``k``, or ``longer_than`` where the data end first.
+
+    At ``confidence``, at most ``exceed_probability`` of such sequences err by more
+    than ε at depth k (Clopper & Pearson, 1934, with r = 0 failures fixed in advance).
+    """
+
+    k: int | None
+    longer_than: int | None
+    sequences: int
+    exceed_probability: float | None
+    confidence: float
+    synthetic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Truncation depths for one ε by kind of evidence; None where the kind is silent."""
+
+    eps: float
+    proved: int | None = None
+    measured: MeasuredDepth | None = None
+    refuted_below: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Quantiles over sequences of the largest error at depth ``k``."""
+
+    k: int
+    p50: float
+    p95: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A part that was not audited, and why."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fact worth acting on, with an identity (``RA…``) that never changes meaning."""
+
+    id: str
+    severity: Severity
+    where: str
+    message: str
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceReport:
+    """What is known of one recurrence (one direction of one layer)."""
+
+    name: str
+    cell: str
+    input_size: int
+    hidden_size: int
+    direction: Literal["forward", "reverse"]
+    layer: int
+    verdict: Verdict
+    cell_options: Mapping[str, object]
+    upper: UpperBound | None
+    no_proof: NoProof | None
+    lower: LowerBound | None
+    norms: NormCurve | None
+    lyapunov: LyapunovExponent | None
+    depths: tuple[Depth, ...]
+    curve: tuple[CurvePoint, ...] = ()
+    spectral_norm: float | None = None
+    initial_state: str = "zero"
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where the largest error sits: which input, batch row, time step and output unit."""
+
+    input: str
+    output: str
+    batch: int
+    t: int
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """Two models run on the same inputs, judged with AND semantics and rtol = 0."""
+
+    passed: bool
+    eps: float
+    max_abs_error: float | None
+    required_eps: float | None
+    where: Location | None
+    percentiles: Mapping[str, float]
+    inputs_tried: int
+    truncation_error: float | None
+    conversion_error: float | None
+    reference: str = ""
+    seconds: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """One recurrence cut to ``depth`` steps, with the evidence that chose it."""
+
+    recurrence: str
+    depth: int
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The truncated model that was written."""
+
+    path: str
+    form: str
+    truncations: tuple[Truncation, ...]
+    opset: int
+    bytes_before: int | None
+    bytes_after: int
+    milliseconds_before: float | None
+    milliseconds_after: float | None
+    latency_shape: str
+    inputs: tuple[tuple[str, tuple[int | str, ...], str], ...]
+    outputs: tuple[str, ...]
+    initial_state: str = "zero"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The audited file."""
+
+    path: str
+    format: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One audit: everything that a renderer, a policy or a user may read."""
+
+    model: ModelInfo
+    settings: Mapping[str, object]
+    verdict: Verdict
+    recurrences: tuple[RecurrenceReport, ...]
+    eps: float
+    norm: str
+    depth: Depth
+    table: tuple[Depth, ...]
+    scope: str
+    domain: str
+    data: str
+    tool: Mapping[str, str] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    equivalence: Equivalence | None = None
+    export: Export | None = None
