@@ -1,0 +1,165 @@
+"""Every finding and refusal has an identity (``RA…``) that never changes meaning.
+
+RA0xx usage · RA1xx loading · RA2xx stability and memory · RA3xx truncation and
+equivalence · RA9xx our own faults. An id that is retired is never given out again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rnnaudit.results import Severity
+
+
+class Known(NamedTuple):
+    """What an id stands for: one line of title, and what its reader can do."""
+
+    id: str
+    severity: Severity
+    title: str
+    help: str
+
+
+FINDINGS: tuple[Known, ...] = (
+    Known(
+        "RA001",
+        "error",
+        "An option or argument makes no sense, whatever the file",
+        "rnnaudit COMMAND --help lists the options, their units and examples",
+    ),
+    Known(
+        "RA002",
+        "error",
+        "The configuration holds a key or a value that is not understood",
+        "keys of [tool.rnnaudit] are the long options without their dashes, and `model`",
+    ),
+    Known(
+        "RA003",
+        "error",
+        "The output cannot be written",
+        "name a file in a folder that exists and that you may write to",
+    ),
+    Known(
+        "RA100",
+        "error",
+        "The model could not be audited",
+        "the message says what was wanted and what came",
+    ),
+    Known(
+        "RA101",
+        "error",
+        "The file is missing, empty, damaged, or of a kind that is not read",
+        "give a PyTorch state_dict (.pt, .pth) or an ONNX model (.onnx)",
+    ),
+    Known(
+        "RA102",
+        "error",
+        "The file was read, and holds something that cannot be audited honestly",
+        "the message names the construct; without it the rest can be audited",
+    ),
+    Known(
+        "RA103",
+        "error",
+        "The pickle needs code to be read, and nothing is unpickled",
+        "save a state_dict: torch.save(model.state_dict(), path)",
+    ),
+    Known(
+        "RA104",
+        "error",
+        "Weights are NaN or infinite",
+        "such a model has no memory to measure; take an earlier checkpoint",
+    ),
+    Known(
+        "RA105",
+        "warning",
+        "No recurrence was found",
+        "the report says what was looked at",
+    ),
+    Known(
+        "RA107",
+        "error",
+        "The data cannot be used",
+        "give sequences [T, F] of finite numbers; --time-axis and --batch-axis name the axes",
+    ),
+    Known(
+        "RA201",
+        "note",
+        "The worst case and the data disagree",
+        "some inputs in the domain need more memory than the data show; check the domain",
+    ),
+    Known(
+        "RA202",
+        "warning",
+        "The model remembers longer than the data last",
+        "give longer sequences, or keep the recurrence",
+    ),
+    Known(
+        "RA203",
+        "warning",
+        "Few sequences: the confidence statement is weak",
+        "give more sequences: at 95 % confidence, 59 bound the exceedance by 5 %",
+    ),
+    Known(
+        "RA204",
+        "warning",
+        "The sequences are shorter than twice the measured depth",
+        "give sequences of at least 2k steps",
+    ),
+    Known(
+        "RA205",
+        "note",
+        "Measured on synthetic inputs",
+        "give your own with --data: the depth holds for inputs like those it was measured on",
+    ),
+    Known(
+        "RA206",
+        "warning",
+        "The cell state still drifts at the end of the data",
+        "give longer sequences: a state that grows has not shown its memory yet",
+    ),
+    Known(
+        "RA208",
+        "warning",
+        "The time budget ended the search early",
+        "raise --time-budget; numbers of this run may differ from those of the next",
+    ),
+    Known(
+        "RA301",
+        "warning",
+        "The depth rests on evidence weaker than a proof",
+        "--evidence proved refuses anything weaker",
+    ),
+    Known(
+        "RA302",
+        "error",
+        "No depth within --max-depth has the evidence asked for",
+        "raise --eps or --max-depth, give --data, or name a depth with --depth",
+    ),
+    Known(
+        "RA303",
+        "error",
+        "The candidate differs from the original by more than ε",
+        "take the smallest ε that passes, or a larger depth",
+    ),
+    Known(
+        "RA304",
+        "error",
+        "The two models could not be compared",
+        "the message says which run failed; nothing compared is never a pass",
+    ),
+    Known(
+        "RA900",
+        "error",
+        "rnnaudit itself failed",
+        "please report the traceback; no statement about the model is made",
+    ),
+)
+
+
+def known(id: str) -> Known:  # noqa: A002
+    """Return what an id stands for.
+
+    Raises:
+        KeyError: No such id was ever given out.
+    """
+    return {finding.id: finding for finding in FINDINGS}[id]
