@@ -59,7 +59,7 @@ _KINDS: dict[str, _Kind] = {
         0.0,
     ),
     "leakyrelu": _Kind(
-        lambda v, a, b: torch.where(v >= 0, v, a * v),
+        lambda v, a, b: torch.where(v > 0, v, a * v),
         lambda v, a, b: torch.where(v > 0, torch.ones_like(v), torch.full_like(v, a)),
         lambda a, b: _ordered(a, 1.0),
         0.01,
@@ -88,7 +88,7 @@ _KINDS: dict[str, _Kind] = {
         0.5,
     ),
     "elu": _Kind(
-        lambda v, a, b: torch.where(v >= 0, v, a * torch.expm1(v.clamp(max=0))),
+        lambda v, a, b: torch.where(v > 0, v, a * torch.expm1(v.clamp(max=0))),
         lambda v, a, b: torch.where(v > 0, torch.ones_like(v), a * torch.exp(v.clamp(max=0))),
         lambda a, b: (min(0.0, a), max(1.0, a)),
         1.0,
@@ -146,6 +146,13 @@ def slope_interval(activation: Activation) -> tuple[float, float] | None:
 def clipped_value(activation: Activation, v: Tensor, clip: float | None) -> Tensor:
     """Apply the activation to pre-activations that are first bounded to ±clip."""
     return value(activation, v if clip is None else v.clamp(-clip, clip))
+
+
+def clipped_complement(activation: Activation, v: Tensor, clip: float | None) -> Tensor:
+    """Return 1 − ``clipped_value``, for a sigmoid as σ(−v), which keeps its digits near 0."""
+    if activation.name == "sigmoid":
+        return clipped_value(activation, -v, clip)
+    return 1 - clipped_value(activation, v, clip)
 
 
 def clipped_slope(activation: Activation, v: Tensor, clip: float | None) -> Tensor:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rnnaudit.cells.activations import clipped_slope, clipped_value
+from rnnaudit.cells.activations import clipped_complement, clipped_slope, clipped_value
 from rnnaudit.cells.interface import advance, drive, linearize
-from rnnaudit.model import SIGMOID, GRUCell
+from rnnaudit.model import GRUCell
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +41,7 @@ def _gates(cell: GRUCell, s: Tensor, drive_: Tensor) -> _Gates:
     a_r, a_z = x_r + u_r, x_z + u_z
     r = clipped_value(cell.gate, a_r, cell.clip)
     z = clipped_value(cell.gate, a_z, cell.clip)
-    # 1 − σ(a) = σ(−a) keeps its digits when the gate saturates.
-    rest = clipped_value(SIGMOID, -a_z, cell.clip) if cell.gate == SIGMOID else 1 - z
+    rest = clipped_complement(cell.gate, a_z, cell.clip)
     if cell.reset_after:
         a_n = x_n + r * q
     else:

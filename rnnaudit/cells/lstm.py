@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rnnaudit.cells.activations import clipped_slope, clipped_value
+from rnnaudit.cells.activations import clipped_complement, clipped_slope, clipped_value
 from rnnaudit.cells.interface import advance, drive, linearize
 from rnnaudit.model import LSTMCell
 
@@ -41,7 +41,10 @@ def _gates(cell: LSTMCell, s: Tensor, z: Tensor) -> _Gates:
         p_i, p_f, p_o = cell.peephole
         a_i, a_f = a_i + p_i * c, a_f + p_f * c
     i = clipped_value(cell.gate, a_i, cell.clip)
-    f = 1 - i if cell.input_forget else clipped_value(cell.gate, a_f, cell.clip)
+    if cell.input_forget:
+        f = clipped_complement(cell.gate, a_i, cell.clip)
+    else:
+        f = clipped_value(cell.gate, a_f, cell.clip)
     g = clipped_value(cell.candidate, a_g, cell.clip)
     c_next = f * c + i * g
     if cell.peephole is not None:
