@@ -1,0 +1,133 @@
+"""What a proof of contraction says: a rate in a named norm, and the depth that follows from it.
+
+A certificate speaks of one recurrence, one set of inputs (`Domain`) and the states that
+those inputs can reach from the recurrence's initial state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from rnnaudit.errors import UsageError
+from rnnaudit.model import Readout
+from rnnaudit.results import NoProof, UpperBound
+
+Norm = Literal["max", "2"]
+
+MAX_DEPTH = 1_000_000
+"""Depths beyond this are not worth naming: ``depth`` answers None."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Domain:
+    """The inputs that a proof covers: lo ≤ x ≤ hi per feature ([I] or one number for all).
+
+    Infinite ends mean any input on that side. ``name`` is how a report writes it.
+    """
+
+    lo: Tensor | float = -1.0
+    hi: Tensor | float = 1.0
+    name: str = "|x| ≤ 1"
+
+    def box(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the ends [I] in float64.
+
+        Raises:
+            UsageError: The ends do not fit the input width, or are NaN, or lo > hi.
+        """
+        ends = []
+        for end in (self.lo, self.hi):
+            value = torch.as_tensor(end, dtype=torch.float64)
+            if value.ndim and tuple(value.shape) != (size,):
+                raise UsageError(
+                    f"the input range must be one number or {size}, got {tuple(value.shape)}"
+                )
+            ends.append(value.expand(size).clone())
+        lo, hi = ends
+        if bool((~(lo <= hi)).any()):
+            raise UsageError("the input range must have LO ≤ HI for every feature")
+        return lo, hi
+
+
+class Certificate(Protocol):
+    """A proof that differences of states shrink, and how fast."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method, as reports print it."""
+        ...
+
+    @property
+    def bound(self) -> UpperBound:
+        """The rate λ, rounded up, with the norm that it holds in."""
+        ...
+
+    def depth(
+        self,
+        eps: float,
+        readout: Readout | None = None,
+        norm: Norm = "max",
+        radius: float | None = None,
+    ) -> int | None:
+        """Return the smallest k that is proved to suffice, together with every larger depth.
+
+        The error is ‖y − y^k‖ of the output h, or of ``readout(h)``, per unit (``max``) or
+        in the 2-norm; the restart is from the initial state, and the true state is any
+        that the domain can reach. With ``radius`` it is instead any state whose difference
+        from the restart has a 2-norm of at most ``radius``. None: no depth is proved.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CertificateSet:
+    """Every proof that was found, best first, or why there is none."""
+
+    certificates: tuple[Certificate, ...]
+    no_proof: NoProof | None = None
+    failures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def best(self) -> Certificate | None:
+        """The certificate with the smallest depth at ε = 1e-3."""
+        return self.certificates[0] if self.certificates else None
+
+    def depth(
+        self,
+        eps: float,
+        readout: Readout | None = None,
+        norm: Norm = "max",
+        radius: float | None = None,
+    ) -> int | None:
+        """Return the smallest depth that any certificate proves (see ``Certificate.depth``)."""
+        depths = [c.depth(eps, readout, norm, radius) for c in self.certificates]
+        return min((k for k in depths if k is not None), default=None)
+
+
+def geometric_depth(rate: float, first: float, later: float, eps: float) -> int | None:
+    """Return the smallest k with ``first`` ≤ ε at k = 0, or ``later`` · rateᵏ ≤ ε at k ≥ 1.
+
+    ``first`` is what holds before any step. The power is evaluated upward, one rounding
+    at a time, so that no logarithm decides.
+    """
+    if not (eps > 0 and math.isfinite(later)) or not 0 <= rate < 1:
+        return None
+    start = 0
+    if later > eps and rate > 0:
+        # A logarithm finds the neighbourhood; the power below decides.
+        start = max(0, int(math.log(eps / later) / math.log(rate)) - 2)
+        if start > MAX_DEPTH:
+            return None
+    k = start
+    while True:
+        k += 1
+        # pow is within 4 ulp in every libm in use; the product rounds once.
+        if later * (rate**k * (1 + 2e-15)) * (1 + 2e-15) + 1e-300 <= eps:
+            break
+    # Once it holds at some k ≥ 1 it holds at every later one; k = 0 needs both.
+    return 0 if k == 1 and first <= eps else k
