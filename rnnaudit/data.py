@@ -1,0 +1,417 @@
+"""Sequences to measure on, from a file, a folder of files, or a function of the user's.
+
+A sequence is an array [T, F]. Floats become float64 and integers int64, which is exact
+for every stored value up to 2⁵³; whatever is not a finite number is refused by name.
+Code runs in one case only: when the specification has the form ``module:function``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnnaudit.errors import LoadError, UsageError
+
+Array = NDArray[Any]
+
+UNNAMED = ""
+"""The key of sequences that do not say which graph input they belong to."""
+
+MAX_YIELDED = 100_000
+"""A function that yields more sequences than this is taken to be endless."""
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_TEXT_DELIMITERS = (",", ";", "\t")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Data:
+    """Sequences by graph-input name (``""`` where the source names none).
+
+    Every input has the same number of sequences; sequence i of each belongs together.
+    ``source`` is the specification as given.
+    """
+
+    inputs: Mapping[str, tuple[Array, ...]]
+    source: str
+
+    @property
+    def count(self) -> int:
+        """Number of sequences."""
+        return len(self._first)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Steps T of each sequence (of the first input)."""
+        return tuple(len(x) for x in self._first)
+
+    @property
+    def _first(self) -> tuple[Array, ...]:
+        return next(iter(self.inputs.values()))
+
+    def width(self, name: str = UNNAMED) -> int:
+        """Return F of an input's sequences."""
+        return int(self.inputs[name][0].shape[1])
+
+    def box(self, name: str = UNNAMED) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the smallest and largest value [F] of each feature over all sequences."""
+        sequences = self.inputs[name]
+        low = np.min([x.min(axis=0) for x in sequences], axis=0)
+        high = np.max([x.max(axis=0) for x in sequences], axis=0)
+        return low.astype(np.float64), high.astype(np.float64)
+
+    def describe(self) -> str:
+        """Say how many sequences there are, of which lengths, and where they came from."""
+        shortest, longest = min(self.lengths), max(self.lengths)
+        noun = "sequence" if self.count == 1 else "sequences"
+        steps = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+        unit = "step" if steps == "1" else "steps"
+        return f"{self.count} {noun} of {steps} {unit} from {Path(self.source).name}"
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Read an input range ``LO:HI``.
+
+    Raises:
+        UsageError: Not two finite numbers with LO < HI.
+    """
+    try:
+        low, high = (float(part) for part in text.split(":"))
+    except ValueError:
+        low = high = np.nan
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise UsageError(
+            f"an input range must be LO:HI, two finite numbers with LO < HI, got {text!r}",
+            help="for example -1:1",
+        )
+    return low, high
+
+
+def load_data(spec: str, *, batch_axis: int | None = None, time_axis: int | None = None) -> Data:
+    """Read sequences from ``spec``.
+
+    Args:
+        spec: A .npy, .npz, .safetensors, .csv or .wav file, a folder of them, or
+            ``module:function``. In an archive the key ``x``, or the only key, holds the
+            sequences; several keys are graph-input names; an integer ``lengths`` says
+            that the others are sequences joined along time.
+        batch_axis: The axis that counts sequences; 0 for three axes unless given. With
+            two axes, naming it says that the array is [N, T] with F = 1.
+        time_axis: The axis that counts steps; the first that is left unless given.
+
+    Raises:
+        LoadError: The source is missing, unreadable, empty, or not finite numbers [T, F].
+    """
+    axes = _Axes(batch_axis, time_axis)
+    path = Path(spec)
+    if not path.exists() and _FUNCTION.fullmatch(spec):
+        items = _called(spec)
+    elif not path.exists():
+        raise _refuse(
+            f"data must be a file, a folder or module:function, got {spec}, which does not exist"
+        )
+    elif path.is_dir():
+        items = _folder(path, axes)
+    else:
+        items = _file(path, axes)
+    return Data(_collect(items, spec), spec)
+
+
+def _refuse(message: str, advice: str = "") -> LoadError:
+    return LoadError(message, help=advice, id="RA107")
+
+
+# ----------------------------------------------------------------- arrays to sequences
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    batch: int | None
+    time: int | None
+
+    def split(self, array: Array, where: str) -> list[Array]:
+        """Split an array into its sequences [T, F]."""
+        if array.ndim == 1:
+            return [array[:, None]]
+        if array.ndim == 2 and self.batch is None:
+            return [np.moveaxis(array, self._axis(self.time or 0, array, where), 0)]
+        if array.ndim not in (2, 3):
+            raise _refuse(
+                f"{where}: wanted sequences [T, F] or [N, T, F], got shape {array.shape}",
+                "flatten what is left of each step into one axis",
+            )
+        batch = self._axis(self.batch or 0, array, where)
+        if self.time is None:
+            time = next(a for a in range(array.ndim) if a != batch)
+        else:
+            time = self._axis(self.time, array, where)
+        if batch == time:
+            raise UsageError(
+                f"--batch-axis and --time-axis must differ, got {batch} for both",
+                help="for [T, N, F] give --batch-axis 1 --time-axis 0",
+            )
+        moved = np.moveaxis(array, (batch, time), (0, 1))
+        return list(moved if array.ndim == 3 else moved[..., None])
+
+    @staticmethod
+    def _axis(axis: int, array: Array, where: str) -> int:
+        if not -array.ndim <= axis < array.ndim:
+            raise UsageError(
+                f"an axis of {where} must lie below {array.ndim}, got {axis}",
+                help=f"its shape is {array.shape}",
+            )
+        return axis % array.ndim
+
+
+Sequence = dict[str, Array]
+"""One sequence: an array [T, F] for each input it feeds."""
+
+
+def _numbers(value: object, where: str) -> Array:
+    """Return an array of float64 or int64, all finite."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refuse(f"{where}: wanted an array of numbers, got {type(value).__name__}") from error
+    if array.dtype.kind in "biu":
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise _refuse(f"{where}: wanted integers below 2⁶³, got {array.max()}")
+        return array.astype(np.int64)
+    if array.dtype.kind != "f":
+        raise _refuse(
+            f"{where}: wanted an array of numbers, got dtype {array.dtype}",
+            "save a rectangular float or integer array",
+        )
+    numbers = array.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
+        raise _refuse(
+            f"{where}: wanted finite numbers, got {numbers[at]} at index {at}",
+            "drop or repair that sequence",
+        )
+    return numbers
+
+
+def _named(arrays: Mapping[str, object], axes: _Axes, where: str) -> Iterator[Sequence]:
+    """Split the arrays of one archive into sequences; the only array and ``x`` are unnamed."""
+    if not arrays:
+        raise _refuse(f"{where}: wanted at least one array, got none")
+    left = dict(arrays)
+    lengths = left.pop("lengths", None) if len(left) > 1 else None
+    names = {name: UNNAMED if len(left) == 1 else name for name in left}
+    parts: dict[str, list[Array]] = {}
+    for name, value in left.items():
+        array = _numbers(value, f"{where}, key {name!r}")
+        parts[names[name]] = (
+            axes.split(array, f"{where}, key {name!r}")
+            if lengths is None
+            else _joined(array, lengths, f"{where}, key {name!r}")
+        )
+    counts = {name: len(sequences) for name, sequences in parts.items()}
+    if len(set(counts.values())) > 1:
+        raise _refuse(
+            f"{where}: wanted as many sequences for each input, got {counts}",
+            "--batch-axis and --time-axis name the axes",
+        )
+    for i in range(next(iter(counts.values()))):
+        yield {name: sequences[i] for name, sequences in parts.items()}
+
+
+def _joined(array: Array, lengths: object, where: str) -> list[Array]:
+    """Split sequences that were joined along time, [ΣT] or [ΣT, F], by their lengths."""
+    sizes = _numbers(lengths, f"{where}: its lengths")
+    if array.ndim not in (1, 2) or sizes.ndim != 1 or sizes.dtype.kind != "i":
+        raise _refuse(
+            f"{where}: wanted [ΣT, F] beside integer lengths [N], "
+            f"got shape {array.shape} beside {sizes.dtype} {sizes.shape}"
+        )
+    if (sizes < 0).any() or int(sizes.sum()) != len(array):
+        raise _refuse(
+            f"{where}: wanted lengths that add up to {len(array)} steps, got {int(sizes.sum())}"
+        )
+    steps = array[:, None] if array.ndim == 1 else array
+    return np.split(steps, np.cumsum(sizes)[:-1])
+
+
+def _collect(items: Iterator[Sequence], spec: str) -> dict[str, tuple[Array, ...]]:
+    """Gather sequences by input, checked to be nonempty and of one width each."""
+    sequences = list(items)
+    if not sequences:
+        raise _refuse(f"{spec}: wanted at least one sequence, got none")
+    names = list(sequences[0])
+    for i, sequence in enumerate(sequences):
+        if set(sequence) != set(names):
+            raise _refuse(
+                f"{spec}: wanted inputs {sorted(names)} in every sequence, "
+                f"got {sorted(sequence)} in sequence {i}"
+            )
+        for name, x in sequence.items():
+            width = sequences[0][name].shape[1]
+            if x.size == 0:
+                raise _refuse(
+                    f"{spec}: wanted at least one step and one feature, "
+                    f"got shape {x.shape} in sequence {i}"
+                )
+            if x.shape[1] != width:
+                raise _refuse(
+                    f"{spec}: wanted {width} features as in the first sequence, "
+                    f"got {x.shape[1]} in sequence {i}"
+                )
+    return {name: tuple(np.ascontiguousarray(s[name]) for s in sequences) for name in names}
+
+
+# ------------------------------------------------------------------------------ files
+
+
+def _file(path: Path, axes: _Axes) -> Iterator[Sequence]:
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise _refuse(
+            f"data must be one of {', '.join(READERS)}, got {path.name}",
+            "numpy.save writes an array as .npy",
+        )
+    try:
+        arrays = reader(path)
+    except (OSError, ValueError, EOFError, BadZipFile, MemoryError, KeyError) as error:
+        raise _refuse(
+            f"{path}: cannot be read as {path.suffix.lower()}: {_first_line(error)}"
+        ) from error
+    if isinstance(arrays, dict):
+        yield from _named(arrays, axes, str(path))
+    else:
+        for x in axes.split(_numbers(arrays, str(path)), str(path)):
+            yield {UNNAMED: x}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _folder(folder: Path, axes: _Axes) -> Iterator[Sequence]:
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in READERS)
+    if not files:
+        raise _refuse(f"{folder}: wanted a folder of {', '.join(READERS)} files, got none of them")
+    for path in files:
+        yield from _file(path, axes)
+
+
+def _npy(path: Path) -> object:
+    if path.stat().st_size == 0:
+        raise ValueError("the file is empty")
+    return np.load(path, allow_pickle=False)
+
+
+def _npz(path: Path) -> object:
+    archive = np.load(path, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise ValueError("it holds one array; name it .npy")
+    with archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _safetensors(path: Path) -> object:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that numpy lacks
+        raise ValueError(_first_line(error)) from error
+
+
+def _csv(path: Path) -> object:
+    """Read one sequence: a row is a step; one header line is allowed."""
+    lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+    head = lines[0] if lines else ""
+    delimiter = next((d for d in _TEXT_DELIMITERS if d in head), None)  # else white space
+    if lines and not _numeric(lines[0].split(delimiter)):
+        lines = lines[1:]
+    if not lines:
+        raise ValueError("it holds no row of numbers")
+    return np.loadtxt(lines, delimiter=delimiter, ndmin=2, comments=None)
+
+
+def _numeric(cells: list[str]) -> bool:
+    try:
+        return bool([float(cell) for cell in cells])
+    except ValueError:
+        return False
+
+
+def _wav(path: Path) -> object:
+    """Read samples as [T] or [T, channels]; integer PCM is scaled to ±1."""
+    from scipy.io import wavfile
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", wavfile.WavFileWarning)  # unknown chunks are skipped
+        _, samples = wavfile.read(path)
+    if samples.dtype == np.uint8:
+        return (samples.astype(np.float64) - 128) / 128
+    if samples.dtype.kind == "i":
+        return samples.astype(np.float64) / -float(np.iinfo(samples.dtype).min)
+    return samples
+
+
+READERS: Mapping[str, Callable[[Path], object]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".csv": _csv,
+    ".wav": _wav,
+}
+
+
+# -------------------------------------------------------------------------- functions
+
+
+def _called(spec: str) -> Iterator[Sequence]:
+    """Call ``module:function`` and read the dicts (or single arrays) that it yields."""
+    module, _, name = spec.partition(":")
+    function = getattr(_imported(module, spec), name, None)
+    if not callable(function):
+        raise _refuse(f"{spec}: wanted a function {name!r} in {module}, got none")
+    try:
+        for i, item in enumerate(function()):
+            if i == MAX_YIELDED:
+                raise _refuse(f"{spec}: wanted at most {MAX_YIELDED} sequences, got more")
+            arrays = item if isinstance(item, Mapping) else {UNNAMED: item}
+            yield {
+                str(key): _step_major(value, f"{spec}, item {i}") for key, value in arrays.items()
+            }
+    except LoadError:
+        raise
+    except Exception as error:
+        raise _refuse(
+            f"{spec}: the function raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _imported(module: str, spec: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise _refuse(
+            f"{spec}: importing {module} raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def _step_major(value: object, where: str) -> Array:
+    array = _numbers(value, where)
+    if array.ndim not in (1, 2):
+        raise _refuse(f"{where}: wanted one sequence [T, F], got shape {array.shape}")
+    return array if array.ndim == 2 else array[:, None]
