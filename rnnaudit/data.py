@@ -314,10 +314,10 @@ def _npy(path: Path) -> object:
 
 
 def _npz(path: Path) -> object:
-    archive = np.load(path, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise ValueError("it holds one array; name it .npy")
-    with archive:
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it holds one array; name it .npy")
         return {name: archive[name] for name in archive.files}
 
 
