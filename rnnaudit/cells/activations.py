@@ -122,6 +122,12 @@ def _kind(activation: Activation) -> tuple[_Kind, float, float]:
     return kind, 0.0 if alpha is None else alpha, 0.0 if beta is None else beta
 
 
+def parameters(activation: Activation) -> tuple[float, float]:
+    """Return (alpha, beta) with the defaults filled in; 0 where the function takes none."""
+    _, alpha, beta = _kind(activation)
+    return alpha, beta
+
+
 def value(activation: Activation, v: Tensor) -> Tensor:
     """Apply the activation elementwise to pre-activations of any shape."""
     kind, alpha, beta = _kind(activation)

@@ -1,0 +1,222 @@
+"""Graph surgery: chosen recurrent nodes become windows, everything else stays as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from rnnaudit.errors import UnsupportedModelError, UsageError
+from rnnaudit.export.build import assemble
+from rnnaudit.export.emit import OLDEST_OPSET, Emitter
+from rnnaudit.export.window import LayerStates, window_layer
+from rnnaudit.model import Layer, Model
+
+
+def truncate_graph(
+    model: Model, depths: Mapping[str, int], *, metadata: Mapping[str, str] | None = None
+) -> ir.Model:
+    """Return the model's graph with each chosen layer as a window; the source is not touched.
+
+    A layer is replaced when all of its directions have a depth. A model that came without a
+    graph gets one, ``x`` [time, batch, I] to ``y`` [time, batch, O]. Graph inputs that were
+    only the initial states of replaced layers are dropped, and zero is assumed for them.
+
+    Args:
+        model: The model as loaded.
+        depths: Truncation depth, at least 1, by ``Recurrence.label``.
+        metadata: What to store beside version, depths and source hash; keys get the prefix
+            ``rnnaudit.``.
+
+    Raises:
+        UsageError: A depth is below 1 or names no recurrence of the model.
+        UnsupportedModelError: A chosen layer reads sequence lengths, or its initial state is a
+            graph input that is used elsewhere too.
+    """
+    layers = [layer for stack in model.stacks for layer in stack.layers]
+    _check_depths(layers, depths)
+    chosen = [layer for layer in layers if all(r.label in depths for r in layer.recurrences)]
+    if model.graph is None:
+        result = assemble(model.stacks, depths, dtype=model.dtype)
+    else:
+        result = _raised(model.graph.clone())
+        for layer in chosen:
+            _replace(result, layer, depths)
+        _drop_states(result.graph, chosen)
+    stored = {
+        "version": _version(),
+        "form": "window",
+        "depths": json.dumps({r.label: depths[r.label] for l_ in chosen for r in l_.recurrences}),
+        "source_sha256": model.sha256,
+        **(metadata or {}),
+    }
+    for key, value in stored.items():
+        name = key if key.startswith("rnnaudit.") else f"rnnaudit.{key}"
+        result.metadata_props[name] = value
+    return result
+
+
+def _version() -> str:
+    from rnnaudit import __version__
+
+    return __version__
+
+
+def _check_depths(layers: Iterable[Layer], depths: Mapping[str, int]) -> None:
+    labels = [r.label for layer in layers for r in layer.recurrences]
+    for label, depth in depths.items():
+        if label not in labels:
+            raise UsageError(f"a depth must name one of {', '.join(labels)}, got {label}")
+        if depth < 1:
+            raise UsageError(f"the depth of {label} must be at least 1, got {depth}")
+
+
+def _raised(model: ir.Model) -> ir.Model:
+    """Return the model in an opset whose operators the window is written in."""
+    opset = model.graph.opset_imports.get("", OLDEST_OPSET)
+    if opset >= OLDEST_OPSET:
+        return model
+    import onnx.version_converter
+
+    try:
+        return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), 17))
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the opset must be at least {OLDEST_OPSET}, got {opset}, and onnx cannot raise it: "
+            f"{error}",
+            help="export the model again with a newer opset",
+        ) from error
+
+
+def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
+    """Put a window where the layer's node was, under the names of the node's outputs."""
+    graph, site = model.graph, layer.site
+    assert site is not None
+    node = graph.node(site.node)
+    x = node.inputs[0]
+    assert x is not None
+    _check_lengths(node, x, site.layout)
+    emit = Emitter(_fresh(graph, node.name or site.node), _dtype(node), graph.opset_imports[""])
+    inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
+    states = window_layer(emit, layer, inner, depths)
+    written = [
+        _written(emit, states, i, site.layout) if _used(v) else None
+        for i, v in enumerate(node.outputs)
+    ]
+    graph.insert_before(node, emit.nodes)
+    for value in emit.initializers:
+        graph.register_initializer(value)
+    for old, new in zip(node.outputs, written, strict=True):
+        if new is not None:
+            _take_over(old, new)
+    _remove(graph, node)
+
+
+def _used(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _check_lengths(node: ir.Node, x: ir.Value, layout: int) -> None:
+    """Refuse sequence lengths, unless they are stored and say that every sequence is full."""
+    lengths = node.inputs[4] if len(node.inputs) > 4 else None
+    if lengths is None:
+        return
+    stored = ir.convenience.get_const_tensor(lengths)
+    T = x.shape[layout] if x.shape is not None else None
+    if stored is not None and isinstance(T, int) and bool((stored.numpy() == T).all()):
+        return
+    raise UnsupportedModelError(
+        f"a layer to truncate must read whole sequences, got sequence_lens ({lengths.name}) at "
+        f"node {node.name}",
+        help="leave this layer out, or export the model without sequence lengths",
+    )
+
+
+def _dtype(node: ir.Node) -> ir.DataType:
+    """Return the type in which the node computes: that of its input or of its weights."""
+    for value in node.inputs[:3]:
+        if value is not None and value.dtype is not None:
+            return value.dtype
+    return ir.DataType.FLOAT
+
+
+def _fresh(graph: ir.Graph, wanted: str) -> str:
+    """Return ``wanted`` or a name like it under which nothing in the graph is called yet."""
+    taken = {v.name or "" for node in graph.all_nodes() for v in node.outputs}
+    taken |= {v.name or "" for v in graph.inputs} | set(graph.initializers)
+    name, count = wanted, 1
+    while any(t.startswith(f"{name}/") for t in taken):
+        count += 1
+        name = f"{wanted}_{count}"
+    return name
+
+
+def _written(emit: Emitter, states: LayerStates, output: int, layout: int) -> ir.Value:
+    """Write Y [T, D, N, H], Y_h or Y_c [D, N, H], or what layout 1 makes of them."""
+    if output == 0:
+        value, perm, name = states.directions(emit), [2, 0, 1, 3], "Y"
+    else:
+        value, perm, name = states.final(emit, output - 1), [1, 0, 2], ("Y_h", "Y_c")[output - 1]
+    return value if layout == 0 else emit.op("Transpose", value, name=name, perm=perm)
+
+
+def _take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand wherever ``old`` stood, name, type and shape included."""
+    name = old.name
+    new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = f"{name}/replaced"
+    new.name = name
+
+
+def _remove(graph: ir.Graph, node: ir.Node) -> None:
+    """Remove a node that nothing reads, and what was there only to feed it."""
+    pending = [node]
+    while pending:
+        gone = pending.pop()
+        sources = [v for v in gone.inputs if v is not None]
+        graph.remove(gone, safe=True)
+        for value in sources:
+            producer = value.producer()
+            if _used(value):
+                continue
+            if producer is None:
+                _forget(graph, value)
+            elif _idle(producer) and producer not in pending:
+                pending.append(producer)
+
+
+def _idle(node: ir.Node) -> bool:
+    """Return whether nothing reads the node; one that holds subgraphs is left in place."""
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return not any(_used(v) for v in node.outputs) and not any(
+        a.type in graphs for a in node.attributes.values()
+    )
+
+
+def _forget(graph: ir.Graph, value: ir.Value) -> None:
+    """Drop an initializer; old models list initializers among the inputs too."""
+    if value.name is not None and value.name in graph.initializers:
+        del graph.initializers[value.name]
+        if value in graph.inputs:
+            graph.inputs.remove(value)
+
+
+def _drop_states(graph: ir.Graph, layers: Sequence[Layer]) -> None:
+    """Drop graph inputs that were initial states; their part in the output is gone."""
+    names = {
+        r.initial.name
+        for layer in layers
+        for r in layer.recurrences
+        if r.initial.source == "graph input" and r.initial.name is not None
+    }
+    for value in [v for v in graph.inputs if v.name in names]:
+        if _used(value):
+            readers = ", ".join(sorted({str(n.name or n.op_type) for n in value.consumers()}))
+            raise UnsupportedModelError(
+                f"an initial state that is dropped must have no other reader, got {value.name}, "
+                f"which {readers or 'an output'} reads too",
+                help="truncate every layer that reads it, or none",
+            )
+        graph.inputs.remove(value)
