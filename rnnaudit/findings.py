@@ -82,6 +82,30 @@ FINDINGS: tuple[Known, ...] = (
         "give sequences [T, F] of finite numbers; --time-axis and --batch-axis name the axes",
     ),
     Known(
+        "RA110",
+        "note",
+        "The file holds several copies of the same recurrence, and one was read",
+        "save the copy you mean on its own to audit that one",
+    ),
+    Known(
+        "RA111",
+        "note",
+        "The nonlinearity of an Elman cell is not stored in this file: tanh is assumed",
+        "if the model was made with nonlinearity='relu', export it to ONNX, which says so",
+    ),
+    Known(
+        "RA112",
+        "note",
+        "What follows the recurrence is not one linear layer, and is not audited",
+        "errors are those of the recurrent output; export the model to ONNX to audit it whole",
+    ),
+    Known(
+        "RA113",
+        "warning",
+        "The model may start from a state that it learned; the audit starts from zero",
+        "export the model to ONNX, where the initial state is wired to the recurrence",
+    ),
+    Known(
         "RA201",
         "note",
         "The worst case and the data disagree",
