@@ -1,0 +1,20 @@
+"""A renderer turns a report into text; it decides nothing and prints nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rnnaudit.results import Report
+
+
+class Renderer(Protocol):
+    """One output format."""
+
+    @property
+    def name(self) -> str:
+        """The format's name, as ``--format`` takes it."""
+        ...
+
+    def render(self, report: Report) -> str:
+        """Return the whole text, ending in a newline."""
+        ...

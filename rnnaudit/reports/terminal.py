@@ -1,0 +1,527 @@
+"""The report on a terminal: 80 columns, and the verdict last, where the eye rests.
+
+Colour only repeats what the words say: green is proved or passed, yellow measured,
+red refuted or failed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from rnnaudit.reports import numbers, wording
+from rnnaudit.reports.layout import Column, Piece, flow, hang, table, to_str
+from rnnaudit.results import (
+    Depth,
+    Equivalence,
+    Export,
+    MeasuredDepth,
+    RecurrenceReport,
+    Report,
+)
+
+WIDTH = 80
+
+BLOCKS = 3
+"""More recurrences than this are shown as a table."""
+
+PROVED, MEASURED, REFUTED, LABEL = "green", "yellow", "red", "dim"
+VERDICTS = {
+    "STABLE": "bold green",
+    "UNSTABLE": "bold red",
+    "UNDECIDED": "bold yellow",
+    "PASS": "bold green",
+    "FAIL": "bold red",
+}
+SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+_NUMPY = {"float": "float32", "double": "float64", "bool": "bool_"}
+_STEPS = 100  # of the sequence that the snippet runs
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalRenderer:
+    """Plain text for people; ``verbose`` shows each recurrence in full, ``quiet`` the verdict."""
+
+    colour: bool = False
+    verbose: bool = False
+    quiet: bool = False
+    width: int = WIDTH
+
+    @property
+    def name(self) -> str:
+        """The format's name."""
+        return "text"
+
+    def render(self, report: Report) -> str:
+        """Return the report as text, no line wider than ``width``."""
+        lines = _verdict(report, self.width) if self.quiet else self._body(report)
+        return to_str(list(lines), colour=self.colour, width=self.width)
+
+    def _body(self, report: Report) -> Iterator[Text]:
+        yield from _head(report, self.width)
+        compared = report.export is not None or report.equivalence is not None
+        if report.export is not None:
+            yield Text()
+            yield from _cuts(report, report.export, self.width)
+        if report.recurrences and (self.verbose or not compared):
+            yield Text()
+            if self.verbose or len(report.recurrences) <= BLOCKS:
+                yield from _blocks(report, self.width, self.verbose)
+            else:
+                yield from _overview(report, self.width)
+            yield from _depths(report, self.width)
+        if self.verbose:
+            yield Text()
+            yield from _settings(report, self.width)
+        if report.skipped or report.findings:
+            yield Text()
+            yield from _remarks(report, self.width)
+        yield Text()
+        yield from _verdict(report, self.width)
+        yield from _next(report, self.width)
+        if report.equivalence is not None:
+            yield from _comparison(report.equivalence, self.width)
+        if report.export is not None:
+            yield Text()
+            yield from _written(report.export, self.width)
+
+
+def _head(report: Report, width: int) -> Iterator[Text]:
+    facts: list[Piece] = [
+        Text(numbers.clean(PurePath(report.model.path).name), "bold"),
+        numbers.clean(report.model.format),
+    ]
+    if report.recurrences or report.equivalence is None:
+        facts.append(numbers.counted(len(report.recurrences), "recurrence"))
+    skipped = len(report.skipped) + sum(len(r.skipped) for r in report.recurrences)
+    if skipped:
+        facts.append(Text(f"{skipped} skipped", MEASURED))
+    yield from flow(facts, width)
+    candidate = report.settings.get("candidate")
+    if isinstance(candidate, str) and report.export is None:
+        yield from _labelled("against", [numbers.clean(candidate)], width)
+    if report.recurrences:
+        yield from _labelled("inputs", [numbers.clean(report.data)], width)
+        yield from _labelled("domain", [numbers.clean(report.domain) or "every input"], width)
+        norm = "largest |Δ| over units" if report.norm == "max" else "‖Δ‖₂ over units"
+        yield from _labelled("errors", [norm, numbers.clean(report.scope)], width)
+
+
+def _labelled(label: str, facts: Sequence[Piece], width: int, column: int = 9) -> Iterator[Text]:
+    yield from hang(Text(label, LABEL), flow(facts, width - column), indent=0, column=column)
+
+
+# ------------------------------------------------------------------------- recurrences
+
+
+def _blocks(report: Report, width: int, verbose: bool) -> Iterator[Text]:
+    for i, recurrence in enumerate(report.recurrences):
+        if i:
+            yield Text()
+        yield from _block(report, recurrence, width, verbose)
+
+
+def _block(
+    report: Report, recurrence: RecurrenceReport, width: int, verbose: bool
+) -> Iterator[Text]:
+    depth = wording.own_depth(recurrence, report.eps)
+    k = f"k({numbers.epsilon(report.eps)})"
+    column = 4 + max(8, cell_len(k) + 1)
+    yield from hang("", flow(_title(recurrence), width - 2, "  "), indent=2, column=2)
+    rows: list[tuple[str, list[Piece]]] = [
+        ("options", [wording.options(recurrence)]),
+        ("λ", _rates(recurrence, report.domain)),
+        ("r steps", _norms(recurrence, verbose)),
+        ("memory", _memory(recurrence, wording.step_seconds(report))),
+        (k, _evidence(depth, wording.step_seconds(report)) if depth is not None else []),
+    ]
+    rows += [("skipped", [_plain(s.where), _plain(s.reason)]) for s in recurrence.skipped]
+    for label, facts in rows:
+        lines = flow(facts, width - column)
+        if lines:
+            yield from hang(Text(label, LABEL), lines, indent=4, column=column)
+
+
+def _plain(name: str) -> str:
+    return numbers.clean(name)
+
+
+def _title(recurrence: RecurrenceReport) -> list[Piece]:
+    return [
+        Text(_plain(recurrence.name), "bold"),
+        wording.cell(recurrence),
+        _sizes(recurrence),
+        recurrence.direction,
+        Text(recurrence.verdict, VERDICTS[recurrence.verdict.upper()].removeprefix("bold ")),
+    ]
+
+
+def _sizes(recurrence: RecurrenceReport) -> str:
+    return f"{recurrence.input_size} → {recurrence.hidden_size}"
+
+
+def _rates(recurrence: RecurrenceReport, domain: str) -> list[Piece]:
+    facts: list[Piece] = []
+    if recurrence.upper is not None:
+        upper = recurrence.upper
+        over = "" if upper.domain == domain else f", {upper.domain}"
+        how = _plain(f"{upper.method}, {upper.norm}{over}")
+        facts.append(
+            Text.assemble((f"≤ {numbers.rate_up(upper.value)} proved", PROVED), f" ({how})")
+        )
+    elif recurrence.no_proof is not None:
+        facts.append(f"no proof: {_plain(recurrence.no_proof.reason)}")
+    if recurrence.lower is not None:
+        lower = recurrence.lower
+        facts.append(
+            Text.assemble(
+                (f"≥ {numbers.rate_down(lower.value)} found", MEASURED),
+                f" ({_plain(lower.method)})",
+            )
+        )
+    if recurrence.spectral_norm is not None:
+        facts.append(f"‖W‖₂ = {numbers.near(recurrence.spectral_norm)}")
+    return facts
+
+
+def _norms(recurrence: RecurrenceReport, verbose: bool) -> list[Piece]:
+    """Show ‖J_r … J_1‖₂ where it tells more than one step: where that is 1 or larger."""
+    curve = recurrence.norms
+    if curve is None or not curve.r or (curve.value[0] < 1 and not verbose):
+        return []
+    points = [
+        f"{numbers.down(value)} (r = {r})" for r, value in zip(curve.r, curve.value, strict=True)
+    ]
+    if not verbose and len(points) > 4:
+        last = len(points) - 1
+        points = [points[i] for i in sorted({0, last // 3, 2 * last // 3, last})]
+    return ["‖J_r … J_1‖₂ ≥ " + points[0], *points[1:]]
+
+
+def _memory(recurrence: RecurrenceReport, step: float | None) -> list[Piece]:
+    exponent = recurrence.lyapunov
+    if exponent is None:
+        return []
+    half = exponent.half_life
+    if half is None:
+        shown = "never halves: perturbations grow"
+    else:
+        shown = f"half-life {numbers.near(half, 2)} steps{_aside(wording.lasting(half, step))}"
+    rate = numbers.estimate(exponent.max, exponent.stderr)
+    return [shown, f"Λ₁ = {rate} per step over {exponent.steps} steps"]
+
+
+def _aside(*facts: str) -> str:
+    inside = "; ".join(fact for fact in facts if fact)
+    return f" ({inside})" if inside else ""
+
+
+def _evidence(depth: Depth, step: float | None) -> list[Piece]:
+    facts: list[Piece] = []
+    if depth.proved is not None:
+        time = _aside(wording.lasting(depth.proved, step))
+        facts.append(Text.assemble((f"proved {depth.proved}", PROVED), time))
+    if depth.measured is not None:
+        facts.append(_measured(depth.measured, step))
+    if depth.refuted_below is not None:
+        facts.append(Text(f"no k < {depth.refuted_below} (witness)", REFUTED))
+    return facts
+
+
+def _measured(measured: MeasuredDepth, step: float | None) -> Text:
+    sample, exceed = wording.sample(measured), wording.exceed(measured)
+    if measured.k is None:
+        return Text.assemble((wording.longer(measured), MEASURED), _aside(sample))
+    confidence = f"{sample}: {exceed}" if exceed else sample
+    time = wording.lasting(measured.k, step)
+    return Text.assemble((f"measured {measured.k}", MEASURED), _aside(time, confidence))
+
+
+def _overview(report: Report, width: int) -> Iterator[Text]:
+    columns = [
+        Column("recurrence", right=False, shrinks=True),
+        Column("cell", right=False),
+        Column("size", right=False),
+        Column("λ ≤"),
+        Column("λ ≥"),
+        Column("t½"),
+        Column("proved"),
+        Column("measured"),
+    ]
+    yield from table(
+        columns, [_overview_row(report, r) for r in report.recurrences], indent=2, width=width
+    )
+    eps = numbers.epsilon(report.eps)
+    legend = [
+        f"proved, measured: k({eps})",
+        "t½: half-life in steps",
+        "← reads backwards",
+        "--verbose shows each in full",
+    ]
+    for line in flow(legend, width - 2):
+        line.stylize(LABEL)
+        yield Text.assemble("  ", line)
+
+
+def _overview_row(report: Report, recurrence: RecurrenceReport) -> list[Piece]:
+    depth = wording.own_depth(recurrence, report.eps)
+    half = recurrence.lyapunov.half_life if recurrence.lyapunov else None
+    return [
+        _plain(recurrence.name),
+        wording.cell(recurrence) + (" ←" if recurrence.direction == "reverse" else ""),
+        _sizes(recurrence).replace(" ", ""),
+        Text(numbers.rate_up(recurrence.upper.value), PROVED) if recurrence.upper else "—",
+        numbers.rate_down(recurrence.lower.value) if recurrence.lower else "—",
+        numbers.near(half, 2) if half is not None else "—",
+        _count(depth.proved if depth else None, PROVED),
+        _brief(depth.measured if depth else None),
+    ]
+
+
+def _count(k: int | None, style: str) -> Text:
+    return Text("—", LABEL) if k is None else Text(str(k), style)
+
+
+def _brief(measured: MeasuredDepth | None) -> Text:
+    if measured is None:
+        return Text("—", LABEL)
+    if measured.k is None:
+        return Text(
+            "longer" if measured.longer_than is None else f"> {measured.longer_than}", MEASURED
+        )
+    return Text(str(measured.k), MEASURED)
+
+
+def _depths(report: Report, width: int) -> Iterator[Text]:
+    """Show k for every ε of the table, whole model, by kind of evidence."""
+    rows = [
+        ("proved", [_count(d.proved, PROVED) for d in report.table]),
+        ("measured", [_brief(d.measured) for d in report.table]),
+        ("no k below", [_count(d.refuted_below, REFUTED) for d in report.table]),
+    ]
+    rows = [(name, cells) for name, cells in rows if any(c.plain != "—" for c in cells)]
+    if not rows:
+        return
+    yield Text()
+    headings = [Column(Text("k for ε =", LABEL), right=False)]
+    headings += [
+        Column(Text(numbers.epsilon(d.eps), "bold" if d.eps == report.eps else LABEL))
+        for d in report.table
+    ]
+    yield from table(
+        headings, [[Text(name, LABEL), *cells] for name, cells in rows], indent=2, width=width
+    )
+
+
+# ------------------------------------------------------------------- verdict, remarks
+
+
+def _verdict(report: Report, width: int) -> Iterator[Text]:
+    if report.equivalence is not None:
+        settled = wording.judgement(report.equivalence)
+        label = "verify"
+    else:
+        settled = wording.verdict(report)
+        label = "verdict"
+    words = Text.assemble((settled.word, VERDICTS[settled.word]), settled.evidence)
+    yield from _labelled(f"{label}:", [words], width)
+
+
+def _next(report: Report, width: int) -> Iterator[Text]:
+    command, advice = wording.next_command(report)
+    if command is not None:
+        lines = [Text(line) for line in shell(command, width - 9)]
+        yield from hang(Text("next:", LABEL), lines, indent=0, column=9)
+    elif advice:
+        yield from _labelled("next:", [advice], width)
+
+
+def shell(command: Sequence[str], room: int) -> list[str]:
+    """Quote a command and break it into lines that a POSIX shell reads as one."""
+    lines = [""]
+    for word in map(shlex.quote, command):
+        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) <= room - 2:
+            lines[-1] += f" {word}"
+            continue
+        if lines[-1]:
+            lines[-1] += " \\"
+        *full, rest = _chunks(word, room - 2)
+        lines = [line for line in lines if line] + [f"{part}\\" for part in full] + [rest]
+    return lines
+
+
+def _chunks(word: str, room: int) -> list[str]:
+    return [line.plain for line in flow([word], room)]
+
+
+def _remarks(report: Report, width: int) -> Iterator[Text]:
+    for skipped in report.skipped:
+        facts = [Text.assemble(_plain(skipped.where), ": ", _plain(skipped.reason))]
+        yield from hang(Text("skipped", MEASURED), flow(facts, width - 9), indent=0, column=9)
+    for finding, places in wording.grouped(report.findings):
+        label = Text(finding.severity, SEVERITIES[finding.severity])
+        where = ", ".join(map(_plain, places[:3]))
+        where += f" and {len(places) - 3} more" if len(places) > 3 else ""
+        message = f"{where}: {_plain(finding.message)}" if where else _plain(finding.message)
+        facts = [Text.assemble((finding.id, "bold"), " ", message)]
+        yield from hang(label, flow(facts, width - 9), indent=0, column=9)
+        if finding.help:
+            advice = flow([f"→ {_plain(finding.help)}"], width - 9)
+            yield from hang("", [Text(line.plain, LABEL) for line in advice], indent=0, column=9)
+
+
+def _settings(report: Report, width: int) -> Iterator[Text]:
+    facts = [f"{name} = {_plain(str(value))}" for name, value in report.settings.items()]
+    yield from _labelled("settings", facts, width)
+    made = [f"{name} {version}" for name, version in report.tool.items() if name != "name"]
+    yield from _labelled("versions", [_plain(fact) for fact in made], width)
+
+
+# ------------------------------------------------------------------ truncate and verify
+
+
+def _cuts(report: Report, export: Export, width: int) -> Iterator[Text]:
+    cut = {t.recurrence: t for t in export.truncations}
+    for recurrence in report.recurrences:
+        title = _title(recurrence)[:-1]
+        truncation = cut.get(recurrence.name)
+        if truncation is None:
+            title.append(Text("stays recurrent", MEASURED))
+        else:
+            style = PROVED if truncation.evidence == "proved" else MEASURED
+            time = _aside(wording.lasting(truncation.depth, wording.step_seconds(report)))
+            evidence = wording.EVIDENCE[truncation.evidence]
+            title.append(Text(f"k = {truncation.depth}{time} {evidence}", style))
+        yield from hang("", flow(title, width - 2, "  "), indent=2, column=2)
+
+
+def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
+    rows: list[tuple[str, list[Piece]]] = []
+    if equivalence.required_eps is not None and not equivalence.passed:
+        rows.append(("passes at", [f"ε = {numbers.up(equivalence.required_eps)}, the smallest"]))
+    if equivalence.where is not None:
+        at = equivalence.where
+        rows.append(
+            (
+                "where",
+                [
+                    f"output {_plain(at.output)}",
+                    f"t = {at.t}",
+                    f"unit {at.unit}",
+                    f"row {at.batch} of {_plain(at.input)}",
+                ],
+            )
+        )
+    parts = [f"{name} {numbers.up(value)}" for name, value in equivalence.percentiles.items()]
+    rows.append(("errors", list(parts)))
+    sources = [
+        f"{name} {numbers.up(value)} ({how})"
+        for name, value, how in (
+            ("truncation", equivalence.truncation_error, "float64 against float64"),
+            ("conversion", equivalence.conversion_error, "the file against float64"),
+        )
+        if value is not None
+    ]
+    rows.append(("of which", list(sources)))
+    if equivalence.reference:
+        rows.append(("original", [_plain(equivalence.reference)]))
+    for label, facts in rows:
+        lines = flow(facts, width - 12)
+        if lines:
+            yield from hang(Text(label, LABEL), lines, indent=2, column=12)
+
+
+def _written(export: Export, width: int) -> Iterator[Text]:
+    before = "?" if export.bytes_before is None else numbers.size(export.bytes_before)
+    rows: list[tuple[str, list[Piece]]] = [
+        ("wrote", [Text(_plain(export.path), "bold")]),
+        (
+            "form",
+            [_plain(export.form), f"opset {export.opset}", f"initial state {export.initial_state}"],
+        ),
+        ("size", [f"{before} → {numbers.size(export.bytes_after)}"]),
+    ]
+    if export.milliseconds_after is not None:
+        rows.append(
+            (
+                "latency",
+                [
+                    *_spans(export.milliseconds_before, export.milliseconds_after),
+                    _plain(export.latency_shape),
+                ],
+            )
+        )
+    for label, facts in rows:
+        yield from _labelled(label, facts, width)
+    yield Text()
+    yield Text("run it:", LABEL)
+    for line in snippet(export, width - 4):
+        yield Text(f"    {line}")
+
+
+def _spans(before: float | None, after: float) -> list[Piece]:
+    if before is None:
+        return [numbers.seconds(after / 1e3)]
+    unit = max(before, after) / 1e3
+    ratio = numbers.near(max(before / after, after / before), 2)
+    return [
+        f"{numbers.seconds(before / 1e3, unit)} → {numbers.seconds(after / 1e3, unit)}",
+        f"{ratio}× {'faster' if after <= before else 'slower'}",
+    ]
+
+
+def snippet(export: Export, room: int) -> list[str]:
+    """Write three lines of Python that run the written file on zeros.
+
+    Long names are split over more lines, which Python reads as one.
+    """
+    feeds = [f"{_quoted(name)}: {_zeros(shape, dtype)}" for name, shape, dtype in export.inputs]
+    outputs = ", ".join(f"y{i or ''}" for i in range(len(export.outputs)))
+    many = "," if len(export.outputs) == 1 else ""
+    return [
+        "import numpy as np, onnxruntime as ort",
+        *_call("session = ort.InferenceSession(", [_quoted(export.path)], ")", room),
+        *_call(f"{outputs}{many} = session.run(None, {{", feeds, "})", room),
+    ]
+
+
+def _quoted(text: str) -> str:
+    simple = text.isprintable() and '"' not in text and "\\" not in text
+    return f'"{text}"' if simple else ascii(text)
+
+
+def _call(opening: str, arguments: Sequence[str], closing: str, room: int) -> list[str]:
+    line = f"{opening}{', '.join(arguments)}{closing}"
+    if cell_len(line) <= room:
+        return [line]
+    inside = [part for a in arguments for part in _literal(f"{a},", room - 4)]
+    return [opening, *(f"    {part}" for part in inside), closing]
+
+
+def _literal(argument: str, room: int) -> list[str]:
+    """Split an argument that starts with a string literal into adjacent literals."""
+    lines = []
+    quote = argument[0]
+    while cell_len(argument) > room:
+        cut = next(i for i in range(len(argument), 2, -1) if cell_len(argument[:i]) < room)
+        while argument[cut - 1] == "\\" or argument[cut - 2] == "\\":
+            cut -= 1
+        lines.append(argument[:cut] + quote)
+        argument = quote + argument[cut:]
+    return [*lines, argument]
+
+
+def _zeros(shape: Sequence[int | str], dtype: str) -> str:
+    sizes = [s if isinstance(s, int) else _example(s) for s in shape]
+    inside = ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "")
+    return f"np.zeros(({inside}), np.{_NUMPY.get(dtype, dtype)})"
+
+
+def _example(symbol: str) -> int:
+    return 1 if symbol.lower() in ("n", "b", "bs") or "batch" in symbol.lower() else _STEPS

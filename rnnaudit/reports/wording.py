@@ -1,0 +1,218 @@
+"""What a report says in words: sentences that every format for people shares.
+
+A proved number, a witness, a measurement on the user's data and one on synthetic inputs
+never share a phrase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rnnaudit.reports import numbers
+from rnnaudit.results import (
+    Depth,
+    Equivalence,
+    Evidence,
+    Finding,
+    MeasuredDepth,
+    RecurrenceReport,
+    Report,
+)
+
+MAX_DEPTH = 512
+"""The largest depth that ``truncate`` takes unless told otherwise."""
+
+EVIDENCE: Mapping[Evidence, str] = {
+    "proved": "proved",
+    "measured": "measured on your data",
+    "synthetic": "measured on synthetic inputs",
+    "chosen": "chosen with --depth",
+}
+
+_DEFAULTS: Mapping[str, object] = {
+    "linear_before_reset": 1,
+    "activations": {"gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"]},
+}
+
+
+class Settled(NamedTuple):
+    """A verdict in one word, and the rest of its sentence: what stands behind it."""
+
+    word: str
+    evidence: str
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        return self.word + self.evidence
+
+
+def verdict(report: Report) -> Settled:
+    """Say the verdict on the worst case and, where it is weaker, what the data show beside it."""
+    word, depth = report.verdict.upper(), report.depth
+    if not report.recurrences:
+        return Settled(word, ": no recurrence was audited")
+    if report.verdict == "stable":
+        proof = f" (proved {every_input(report.domain)})"
+        if depth.proved is None:
+            return Settled(word, f"{proof}; {seen(report)}")
+        eps = numbers.epsilon(depth.eps)
+        return Settled(
+            word, f"{proof}: a feed-forward model of depth {depth.proved} is equivalent to {eps}"
+        )
+    if report.verdict == "unstable":
+        where = f"for some inputs {with_domain(report.domain)}".rstrip()
+        needs = "" if depth.refuted_below is None else f": needs k ≥ {depth.refuted_below}"
+        return Settled(word, f" {where} (witness{needs}); {seen(report)}")
+    return Settled(word, f" in the worst case (no proof, no witness); {seen(report)}")
+
+
+def every_input(domain: str) -> str:
+    """Say over which inputs a proof holds: ``for every input with |x| ≤ 1``."""
+    return f"for every input {with_domain(domain)}".rstrip()
+
+
+def with_domain(domain: str) -> str:
+    """Turn a domain into a phrase that follows ``input``; empty where it is every input."""
+    domain = numbers.clean(domain)
+    if not domain or domain in ("every input", "all inputs", "any input"):
+        return ""
+    return f"with {domain}" if any(c in domain for c in "|≤=") else f"in {domain}"
+
+
+def seen(report: Report) -> str:
+    """Say what was measured of the whole, as a clause: ``on your data k(1e-3) = 31 (…)``."""
+    measured, k = report.depth.measured, f"k({numbers.epsilon(report.depth.eps)})"
+    if measured is None:
+        alone = any(d.measured is not None for r in report.recurrences for d in r.depths)
+        return f"{k} was measured for each recurrence alone" if alone else f"{k} was not measured"
+    where = "on synthetic inputs" if measured.synthetic else "on your data"
+    count = numbers.counted(measured.sequences, "sequence")
+    if measured.k is None:
+        return f"{where} {k} is {longer(measured)} ({count})"
+    share = measured.exceed_probability
+    most = "" if share is None else f", ≤ {numbers.percent_up(share)} exceed"
+    return f"{where} {k} = {measured.k} ({count}{most})"
+
+
+def longer(measured: MeasuredDepth) -> str:
+    """Say that the memory outlasts the data."""
+    shown = "" if measured.longer_than is None else f": more than {measured.longer_than}"
+    return f"longer than the data show{shown}"
+
+
+def sample(measured: MeasuredDepth) -> str:
+    """Count the sequences that a depth was measured on."""
+    if measured.synthetic:
+        return f"{measured.sequences} synthetic"
+    return numbers.counted(measured.sequences, "sequence")
+
+
+def exceed(measured: MeasuredDepth) -> str:
+    """Say how many unseen sequences may exceed ε at the measured depth."""
+    if measured.exceed_probability is None:
+        return ""
+    share = numbers.percent_up(measured.exceed_probability)
+    return f"at {numbers.percent(measured.confidence)} confidence ≤ {share} exceed"
+
+
+def cell(recurrence: RecurrenceReport) -> str:
+    """Name a cell's family, with the activation where the family leaves it open."""
+    activation = recurrence.cell_options.get("activation")
+    return f"{recurrence.cell}/{activation}" if activation else recurrence.cell
+
+
+def options(recurrence: RecurrenceReport) -> str:
+    """List the options that set a cell apart from PyTorch's default."""
+    found = []
+    for name, value in recurrence.cell_options.items():
+        if name == "activation":
+            continue
+        usual = _DEFAULTS.get(name)
+        usual = usual.get(recurrence.cell) if isinstance(usual, dict) else usual
+        plain = list(value) if isinstance(value, (list, tuple)) else value
+        if plain == usual:
+            continue
+        if plain is True:
+            found.append(name)
+        else:
+            shown = ", ".join(map(str, plain)) if isinstance(plain, list) else plain
+            found.append(f"{name} = {shown}")
+    if recurrence.initial_state != "zero":
+        found.append(f"initial state: {recurrence.initial_state}")
+    return numbers.clean(" · ".join(found))
+
+
+def own_depth(recurrence: RecurrenceReport, eps: float) -> Depth | None:
+    """Return a recurrence's depth for ε, where the audit has one."""
+    return next((d for d in recurrence.depths if d.eps == eps), None)
+
+
+def step_seconds(report: Report) -> float | None:
+    """Return the seconds that one step stands for, where the user said so."""
+    value = report.settings.get("step_seconds")
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def lasting(k: float, step: float | None) -> str:
+    """Print a depth as time where a step has a length, else nothing."""
+    return "" if step is None else numbers.seconds(k * step)
+
+
+def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
+    """Return the command to run next, or None, and why.
+
+    A depth that can be had is worth truncating to; without one, longer data or the
+    user's own may give it.
+    """
+    if report.export is not None or report.equivalence is not None or not report.recurrences:
+        return None, ""
+    path, depth = report.model.path, report.depth
+    eps = numbers.epsilon(depth.eps)
+    own = report.settings.get("data")
+    data = ("--data", own) if isinstance(own, str) else ()
+    measured = depth.measured.k if depth.measured is not None else None
+    depths = [k for k in (depth.proved, measured) if k is not None]
+    if depths:
+        within = () if min(depths) <= MAX_DEPTH else ("--max-depth", str(min(depths)))
+        used = data if depth.proved is None or depth.proved > MAX_DEPTH else ()
+        return ("rnnaudit", "truncate", path, "--eps", eps, *used, *within), ""
+    if depth.measured is not None and depth.measured.longer_than is not None:
+        if depth.measured.synthetic:
+            return ("rnnaudit", "inspect", path, "--data", "YOUR_SEQUENCES.npz"), ""
+        return None, "measure on longer sequences, or keep the recurrence"
+    return None, ""
+
+
+class Group(NamedTuple):
+    """Findings that say the same of several places."""
+
+    finding: Finding
+    places: tuple[str, ...]
+
+
+def grouped(findings: Sequence[Finding]) -> tuple[Group, ...]:
+    """Gather equal findings, errors first, else in the order of the report."""
+    groups: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.severity, finding.id, finding.message, finding.help)
+        groups.setdefault(key, []).append(finding)
+    order = ("error", "warning", "note")
+    return tuple(
+        Group(same[0], tuple(f.where for f in same if f.where))
+        for same in sorted(groups.values(), key=lambda same: order.index(same[0].severity))
+    )
+
+
+def judgement(equivalence: Equivalence) -> Settled:
+    """Say whether two models agree, and by how much."""
+    eps = f"ε = {numbers.epsilon(equivalence.eps)}"
+    word = "PASS" if equivalence.passed else "FAIL"
+    if equivalence.max_abs_error is None:
+        reason = numbers.clean(equivalence.reason) or "nothing was compared"
+        return Settled(word, f" against {eps}: {reason}")
+    error = numbers.up(equivalence.max_abs_error)
+    verb = "is within" if equivalence.passed else "exceeds"
+    tried = numbers.counted(equivalence.inputs_tried, "input")
+    reason = f"; {numbers.clean(equivalence.reason)}" if equivalence.reason else ""
+    return Settled(word, f": the largest error {error} {verb} {eps} on {tried}{reason}")

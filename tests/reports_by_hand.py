@@ -1,0 +1,320 @@
+"""Reports made by hand, one for each thing that a renderer must be able to say."""
+
+from dataclasses import replace
+
+from rnnaudit.results import (
+    EPSILONS,
+    CurvePoint,
+    Depth,
+    Equivalence,
+    Export,
+    Finding,
+    Location,
+    LowerBound,
+    LyapunovExponent,
+    MeasuredDepth,
+    ModelInfo,
+    NormCurve,
+    NoProof,
+    RecurrenceReport,
+    Report,
+    Skipped,
+    Truncation,
+    UpperBound,
+)
+
+TOOL = {
+    "name": "rnnaudit",
+    "version": "0.1.0",
+    "torch": "2.13.0",
+    "onnx": "1.23.2",
+    "onnxruntime": "1.32.0",
+}
+
+
+def measured(k, *, n=77, longer_than=None, synthetic=False):
+    return MeasuredDepth(
+        k=k,
+        longer_than=longer_than,
+        sequences=n,
+        exceed_probability=None if k is None else 1 - 0.05 ** (1 / n),
+        confidence=0.95,
+        synthetic=synthetic,
+    )
+
+
+PROVED = (44, 80, 116, 152, 188, 224)
+SEEN = (4, 12, 31, 52, 71, 99)
+
+BACH = RecurrenceReport(
+    name="rnn[0]",
+    cell="elman",
+    input_size=88,
+    hidden_size=112,
+    direction="forward",
+    layer=0,
+    verdict="stable",
+    cell_options={"activation": "tanh"},
+    upper=UpperBound(0.94213, "2-norm", "spectral norm", "every input"),
+    no_proof=None,
+    lower=LowerBound(0.87196, "2-norm", "4,096 Jacobians along the data"),
+    norms=NormCurve((1, 2, 4, 8), (0.87196, 0.6, 0.3, 0.08)),
+    lyapunov=LyapunovExponent(-0.2243, 0.0041, 9600),
+    depths=tuple(
+        Depth(e, p, measured(k)) for e, p, k in zip(EPSILONS, PROVED, SEEN, strict=True)
+    ),
+    curve=(CurvePoint(1, 0.2, 0.5, 0.9), CurvePoint(31, 1e-4, 6e-4, 9.9e-4)),
+    spectral_norm=0.942,
+)
+
+STABLE = Report(
+    model=ModelInfo("sample_models/bach_rnn.pt", "PyTorch state_dict", "ab" * 32),
+    settings={"eps": 1e-3, "seed": 0, "data": "sample_models/chorales.npz", "confidence": 0.95},
+    verdict="stable",
+    recurrences=(BACH,),
+    eps=1e-3,
+    norm="max",
+    depth=Depth(1e-3, 116, measured(31)),
+    table=BACH.depths,
+    scope="output, end to end",
+    domain="|x| ≤ 1",
+    data="77 sequences of 240 to 640 steps from chorales.npz",
+    tool=TOOL,
+)
+
+UNDECIDED = replace(
+    STABLE,
+    model=ModelInfo("bach_lstm.onnx", "ONNX, opset 17", "cd" * 32),
+    settings={"eps": 1e-3, "seed": 0, "data": None, "step_seconds": 0.25},
+    verdict="undecided",
+    recurrences=(
+        replace(
+            BACH,
+            name="lstm[0]",
+            cell="lstm",
+            hidden_size=64,
+            verdict="undecided",
+            cell_options={
+                "activations": ["sigmoid", "tanh", "tanh"],
+                "peephole": True,
+                "clip": 3.0,
+            },
+            upper=None,
+            no_proof=NoProof("the forget gate can reach 0.9998 for |x| ≤ 1"),
+            lower=LowerBound(1.31, "2-norm", "power iteration on 4,096 sampled Jacobians"),
+            norms=NormCurve((1, 2, 4, 8, 16, 32, 64), (1.31, 1.5, 1.7, 1.2, 0.9, 0.3, 4.2e-5)),
+            lyapunov=LyapunovExponent(-0.0981, 0.0125, 8192),
+            depths=tuple(
+                Depth(e, None, measured(k, n=32, synthetic=True))
+                for e, k in zip(EPSILONS, SEEN, strict=True)
+            ),
+            spectral_norm=None,
+            initial_state="constant",
+        ),
+    ),
+    depth=Depth(1e-3, None, measured(31, n=32, synthetic=True)),
+    table=tuple(
+        Depth(e, None, measured(k, n=32, synthetic=True))
+        for e, k in zip(EPSILONS, SEEN, strict=True)
+    ),
+    data="32 synthetic sequences of 256 steps",
+    findings=(
+        Finding(
+            "RA205",
+            "note",
+            "",
+            "every measured number comes from synthetic inputs",
+            "give your own sequences with --data",
+        ),
+        Finding(
+            "RA203",
+            "warning",
+            "lstm[0]",
+            "32 sequences: at 95% confidence up to 9% of others may exceed ε",
+            "measure on 59 sequences or more",
+        ),
+    ),
+)
+
+LONGER = replace(
+    UNDECIDED,
+    model=ModelInfo("latch.onnx", "ONNX, opset 17", "ef" * 32),
+    settings={"eps": 1e-3, "seed": 0, "data": None},
+    verdict="unstable",
+    recurrences=(
+        replace(
+            BACH,
+            name="latch[0]",
+            input_size=1,
+            hidden_size=2,
+            verdict="unstable",
+            upper=None,
+            no_proof=NoProof("‖W‖₂ = 2.5 is not below 1"),
+            lower=LowerBound(2.4, "2-norm", "Jacobians along 32 synthetic sequences"),
+            norms=NormCurve((1, 2, 4), (2.4, 3.1, 2.9)),
+            lyapunov=LyapunovExponent(0.01, 0.002, 8192),
+            depths=(Depth(1e-3, None, measured(None, longer_than=128, n=32, synthetic=True), 513),),
+            spectral_norm=2.5,
+        ),
+    ),
+    depth=Depth(1e-3, None, measured(None, longer_than=128, n=32, synthetic=True), 513),
+    table=tuple(
+        Depth(e, None, measured(None, longer_than=128, n=32, synthetic=True), 513)
+        for e in EPSILONS
+    ),
+    findings=(
+        Finding(
+            "RA202",
+            "warning",
+            "latch[0]",
+            "k(0.001) is longer than the data show: more than 128 of 256 steps on at least "
+            "one of 32 sequences",
+            "measure on longer sequences, or keep the recurrence",
+        ),
+    ),
+)
+
+
+def _gru(i):
+    return replace(
+        UNDECIDED.recurrences[0],
+        name=f"/dpgrnn{i // 4}/{'intra' if i % 4 < 2 else 'inter'}_rnn/rnn{i % 2}/GRU[0]",
+        cell="gru",
+        input_size=8,
+        hidden_size=16,
+        direction="reverse" if i % 2 else "forward",
+        cell_options={"linear_before_reset": 1, "activations": ["sigmoid", "tanh"]},
+        depths=(
+            Depth(
+                1e-3,
+                None,
+                measured(None, longer_than=128, n=32, synthetic=True)
+                if i == 5
+                else measured(20 + 7 * i, n=32, synthetic=True),
+            ),
+        ),
+        initial_state="zero",
+    )
+
+
+MANY = replace(
+    UNDECIDED,
+    model=ModelInfo("gtcrn.tar", "PyTorch state_dict", "01" * 32),
+    recurrences=tuple(_gru(i) for i in range(14)),
+    depth=Depth(1e-3),
+    table=tuple(Depth(e) for e in EPSILONS),
+    scope="recurrent outputs, one by one",
+    findings=tuple(
+        Finding("RA204", "warning", _gru(i).name, "the sequences are short", "give longer ones")
+        for i in range(5)
+    ),
+)
+
+SKIPPED = replace(
+    STABLE,
+    skipped=(
+        Skipped("decoder/LSTM_3", "input_forget together with a projection is not read"),
+        Skipped("head", "Gemm with a second input is no linear readout"),
+    ),
+)
+
+NOTHING = replace(
+    STABLE,
+    verdict="undecided",
+    recurrences=(),
+    depth=Depth(1e-3),
+    table=(),
+    findings=(
+        Finding("RA105", "warning", "", "no recurrence found: looked at 214 nodes", "is it an RNN?"),
+    ),
+)
+
+PASS = Equivalence(
+    passed=True,
+    eps=1e-3,
+    max_abs_error=3.0417e-4,
+    required_eps=3.0417e-4,
+    where=Location("normal, T = 464", "y", 2, 457, 12),
+    percentiles={"p90": 1.1e-5, "p95": 4.2e-5, "p99": 1.9e-4},
+    inputs_tried=48,
+    truncation_error=3.039e-4,
+    conversion_error=9.1e-7,
+    reference="bach_rnn.pt in float64, and torch.nn.RNN",
+    seconds=3.2,
+)
+
+TRUNCATE_PASS = replace(
+    STABLE,
+    equivalence=PASS,
+    export=Export(
+        path="bach_rnn.truncated.onnx",
+        form="window",
+        truncations=(Truncation("rnn[0]", 116, "proved"),),
+        opset=17,
+        bytes_before=123_456,
+        bytes_after=139_012,
+        milliseconds_before=1.311,
+        milliseconds_after=0.62,
+        latency_shape="1 × 128 steps, median in ONNX Runtime",
+        inputs=(("x", ("time", "batch", 88), "float"),),
+        outputs=("y",),
+    ),
+)
+
+TRUNCATE_FAIL = replace(
+    UNDECIDED,
+    model=ModelInfo("models/bach gru.pt", "PyTorch state_dict", "23" * 32),
+    equivalence=replace(
+        PASS,
+        passed=False,
+        max_abs_error=0.0731,
+        required_eps=0.0731,
+        truncation_error=0.0731,
+    ),
+    export=replace(
+        TRUNCATE_PASS.export,
+        path="bach gru.truncated.onnx",
+        truncations=(Truncation("lstm[0]", 4, "chosen"),),
+        milliseconds_after=2.4,
+        inputs=(
+            ("x", ("batch", "time", 88), "float"),
+            ("mask", ("batch", "time"), "int64"),
+            ("scale", (1,), "double"),
+        ),
+        outputs=("y", "h"),
+        initial_state="constant",
+    ),
+    findings=(),
+)
+
+VERIFY_NOTHING = replace(
+    STABLE,
+    settings={"eps": 1e-3, "seed": 0, "data": None, "candidate": "out.onnx"},
+    recurrences=(),
+    depth=Depth(1e-3),
+    table=(),
+    equivalence=Equivalence(
+        passed=False,
+        eps=1e-3,
+        max_abs_error=None,
+        required_eps=None,
+        where=None,
+        percentiles={},
+        inputs_tried=0,
+        truncation_error=None,
+        conversion_error=None,
+        reason="out.onnx gave NaN on the first input",
+    ),
+)
+
+REPORTS = {
+    "stable": STABLE,
+    "undecided": UNDECIDED,
+    "longer": LONGER,
+    "many": MANY,
+    "skipped": SKIPPED,
+    "nothing": NOTHING,
+    "truncate_pass": TRUNCATE_PASS,
+    "truncate_fail": TRUNCATE_FAIL,
+    "verify_nothing": VERIFY_NOTHING,
+}
