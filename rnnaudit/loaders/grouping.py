@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rnnaudit.results import Finding
@@ -126,11 +127,9 @@ def one_of_each(
     dropped: list[Group] = []
     findings: list[Finding] = []
     for group in sorted(candidates, key=lambda group: group.is_marked):
-        shapes = {slot: tuple(tensors[n].shape) for slot, n in group.keys.items() if n in tensors}
-        copy = (group.name, frozenset(shapes.items()))
-        memory = frozenset(
-            (slot, tensors[name].data_ptr()) for slot, name in group.keys.items() if name in tensors
-        )
+        parts = {slot: tensors[name] for slot, name in group.keys.items() if name in tensors}
+        copy = (group.name, frozenset((slot, part.shape) for slot, part in parts.items()))
+        memory = frozenset((slot, part.shape, _place(part)) for slot, part in parts.items())
         twin = kept.get(copy) or kept.get(memory)
         if twin is None:
             kept[copy] = kept[memory] = group
@@ -148,3 +147,8 @@ def one_of_each(
         )
     remaining = {id(group) for group in kept.values()}
     return [group for group in candidates if id(group) in remaining], dropped, findings
+
+
+def _place(tensor: Tensor) -> int:
+    """Say where a tensor's numbers lie; a sparse one stands for itself."""
+    return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
