@@ -106,6 +106,42 @@ FINDINGS: tuple[Known, ...] = (
         "export the model to ONNX, where the initial state is wired to the recurrence",
     ),
     Known(
+        "RA110",
+        "warning",
+        "ONNX Runtime and the operator's text clip an LSTM differently",
+        "ONNX Runtime is followed; other runtimes may give other outputs",
+    ),
+    Known(
+        "RA111",
+        "warning",
+        "alpha or beta of an activation is missing, and runtimes disagree on it",
+        "write activation_alpha and activation_beta into the node",
+    ),
+    Known(
+        "RA112",
+        "warning",
+        "A recurrent node is batch first (layout = 1), which ONNX Runtime does not run",
+        "export with layout = 0 and transposes around it",
+    ),
+    Known(
+        "RA113",
+        "warning",
+        "A recurrent node takes sequence lengths",
+        "audited as if every sequence had full length; padding is not part of the audit",
+    ),
+    Known(
+        "RA114",
+        "note",
+        "The batch size is fixed by an initial state stored in the model",
+        "export without an initial state for a free batch size",
+    ),
+    Known(
+        "RA115",
+        "warning",
+        "An initial state is computed inside the model, and zero is assumed",
+        "depths hold for runs that start from zero",
+    ),
+    Known(
         "RA201",
         "note",
         "The worst case and the data disagree",

@@ -236,18 +236,21 @@ def _clip(clip: float | None) -> dict[str, object]:
 class InitialState:
     """The state before the first step: ``value`` [S], and where it comes from.
 
-    ``source`` is ``zero`` (absent or all zero), ``constant`` (stored in the model) or
-    ``graph input`` (the caller's; ``value`` is then the zero that the audit assumes).
+    ``source`` is ``zero`` (absent or all zero), ``constant`` (stored in the model),
+    ``graph input`` (the caller's, named; several names are joined by ``, ``) or ``computed``
+    (by the model itself). In the last two ``value`` is the zero that the audit assumes.
     """
 
     value: Tensor
-    source: Literal["zero", "constant", "graph input"] = "zero"
+    source: Literal["zero", "constant", "graph input", "computed"] = "zero"
     name: str | None = None
 
     def describe(self) -> str:
         """Say in a few words which state is assumed."""
         if self.source == "graph input":
             return f"zero assumed for graph input {self.name}"
+        if self.source == "computed":
+            return "zero assumed for a state that the model computes"
         return self.source
 
 
@@ -277,13 +280,15 @@ class Site:
     """The node of the source graph that a layer was read from.
 
     ``x`` names the value it reads and ``layout`` is 0 for [T, N, I], 1 for [N, T, I].
-    ``sequence_lens`` names that input where it is given.
+    ``sequence_lens`` names that input where it is given. ``scope`` is the path of the
+    branch that holds the node (``If node[then]``), empty at the top of the graph.
     """
 
     node: str
     x: str
     layout: int = 0
     sequence_lens: str | None = None
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,86 @@
+"""Which function a recurrent node applies where, with alpha and beta in order of use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rnnaudit.cells.activations import NAMES, TAKES_ALPHA, TAKES_BETA
+from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.model import Activation
+
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "RNN": ("Tanh",),
+    "GRU": ("Sigmoid", "Tanh"),
+    "LSTM": ("Sigmoid", "Tanh", "Tanh"),
+}
+
+_OPERATOR_DEFAULTS: dict[str, tuple[float, float | None]] = {
+    "affine": (1.0, 0.0),
+    "elu": (1.0, None),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01, None),
+    "scaledtanh": (1.0, 1.0),
+    "thresholdedrelu": (1.0, None),
+}
+
+_ZERO_IN_ONNX_RUNTIME = frozenset({"affine", "scaledtanh", "thresholdedrelu"})
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The functions of every direction, and those whose missing parameters runtimes read apart."""
+
+    directions: tuple[tuple[Activation, ...], ...]
+    disputed: tuple[str, ...]
+
+
+def resolve(
+    op: str,
+    directions: int,
+    names: Sequence[str] | None,
+    alphas: Sequence[float],
+    betas: Sequence[float],
+) -> Resolved:
+    """Give each function its alpha and beta as ONNX Runtime does.
+
+    Values are consumed in the order of the functions that take one, forward direction
+    first. Where they run out, LeakyRelu, Elu and HardSigmoid take the operator's default
+    and Affine, ScaledTanh and ThresholdedRelu take 0 (so that the first two are constant),
+    though the operators' own defaults are 1 and 0: those are named in ``disputed``.
+
+    Raises:
+        Refused: An unknown function, or not one for each use.
+    """
+    wanted = len(DEFAULTS[op])
+    given = list(names) if names else list(DEFAULTS[op]) * directions
+    if len(given) != wanted * directions:
+        raise Refused(
+            f"{op} with {directions} direction(s) must name {wanted * directions} activations, "
+            f"got {len(given)} ({', '.join(given[:8])})"
+        )
+    left_alpha, left_beta = list(alphas), list(betas)
+    found, disputed = [], []
+    for written in given:
+        name = written.lower()
+        if name not in NAMES:
+            raise Refused(f"activation {written!r} is not one of ONNX's")
+        alpha, beta = _OPERATOR_DEFAULTS.get(name, (None, None))
+        missing = False
+        if name in TAKES_ALPHA:
+            missing = not left_alpha
+            alpha = left_alpha.pop(0) if left_alpha else _missing(name, alpha)
+        if name in TAKES_BETA:
+            missing = missing or not left_beta
+            beta = left_beta.pop(0) if left_beta else _missing(name, beta)
+        if missing and name in _ZERO_IN_ONNX_RUNTIME:
+            disputed.append(written)
+        found.append(Activation(name, alpha, beta))
+    return Resolved(
+        tuple(tuple(found[d * wanted : (d + 1) * wanted]) for d in range(directions)),
+        tuple(disputed),
+    )
+
+
+def _missing(name: str, default: float | None) -> float | None:
+    return 0.0 if name in _ZERO_IN_ONNX_RUNTIME else default

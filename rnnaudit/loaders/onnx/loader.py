@@ -1,0 +1,181 @@
+"""Walk an ONNX graph: read each recurrent node, and say of each other recurrence why not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.onnx.nodes import GATES, Read, read
+from rnnaudit.loaders.onnx.reading import read_graph
+from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.loaders.onnx.stacks import assemble
+from rnnaudit.loaders.onnx.values import Knowledge
+from rnnaudit.model import Model
+from rnnaudit.results import Skipped
+
+_STANDARD = {"", "ai.onnx"}
+_BODIES = {"Loop", "Scan"}
+_KINDS = re.compile("LSTM|GRU|RNN")
+
+
+class OnnxLoader:
+    """ONNX models of opset 7 and later, with LSTM, GRU and RNN nodes."""
+
+    name = "ONNX"
+
+    def recognises(self, head: bytes, path: Path) -> bool:
+        """Whether this is a protobuf that begins as ONNX models do, or claims to be one.
+
+        The first field of a model is its IR version, a small number.
+        """
+        begins = len(head) > 2 and head[0] == 0x08 and 0 < head[1] < 0x40
+        return begins or (path.suffix == ".onnx" and not head.startswith(b"PK\x03\x04"))
+
+    def load(self, path: Path, sha256: str) -> Model:
+        """Read every recurrence of the model; see ``Loader.load``.
+
+        Nodes without a name of their own are given one in the graph that is returned, so
+        that each ``Site`` names its node.
+        """
+        graph = read_graph(path)
+        walk = _Walk(graph)
+        walk.graph(graph.graph)
+        if not walk.reads and not walk.skipped:
+            raise UnsupportedModelError(
+                f"no recurrence found in {path}: looked at {_census(graph)}",
+                help="LSTM, GRU and RNN nodes are read",
+                id="RA105",
+            )
+        assembled = assemble(walk.reads, graph.graph, walk.known)
+        return Model(
+            path=path,
+            format=self.name,
+            sha256=sha256,
+            stacks=assembled.stacks,
+            whole=assembled.whole and not walk.skipped,
+            graph=graph,
+            dtype=walk.reads[0].dtype if walk.reads else "float32",
+            skipped=tuple(walk.skipped),
+            findings=tuple(finding for r in walk.reads for finding in r.findings),
+        )
+
+
+class _Walk:
+    """What one pass over the graph finds, in the order in which it runs."""
+
+    def __init__(self, model: ir.Model) -> None:
+        """Start before the first node."""
+        self.model = model
+        self.opset = int(model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1)))
+        self.known = Knowledge()
+        self.reads: list[Read] = []
+        self.skipped: list[Skipped] = []
+        self._names = Counter(node.name for node in _nodes([model.graph]) if node.name)
+
+    def graph(self, graph: ir.Graph, scope: str = "") -> None:
+        """Visit the nodes in order; those in a branch of If see what is known outside it.
+
+        Bodies nest as deep as protobuf lets them, about 30 levels.
+        """
+        for node in graph:
+            if node.op_type == "If" and node.domain in _STANDARD:
+                for branch in ("then", "else"):
+                    attribute = node.attributes.get(f"{branch}_branch")
+                    if attribute is not None and attribute.type == ir.AttributeType.GRAPH:
+                        self.graph(attribute.as_graph(), f"{_path(node, scope)}[{branch}]")
+            elif node.op_type in GATES and node.domain in _STANDARD:
+                self._recurrence(node, scope)
+            else:
+                self.known.visit(node)
+                reason = self._reason(node)
+                if reason:
+                    self.skipped.append(Skipped(_path(node, scope), reason))
+
+    def _recurrence(self, node: ir.Node, scope: str) -> None:
+        node.name = self._unique(node)
+        where = _path(node, scope)
+        try:
+            self.reads.append(read(node, self.known, where, scope, self.opset))
+        except Refused as refused:
+            self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
+
+    def _unique(self, node: ir.Node) -> str:
+        """Return the node's name, or one like it where it has none or shares it."""
+        wanted = node.name or _output_name(node)
+        name, count = wanted, 1
+        while self._names[name] > bool(node.name == name):
+            count += 1
+            name = f"{wanted}_{count}"
+        self._names[name] += name != node.name
+        return name
+
+    def _reason(self, node: ir.Node) -> str:
+        """Say why a node that may hold a recurrence is not read; nothing where it holds none."""
+        called = self.model.functions.get(node.op_identifier())
+        if called is not None:
+            inside = _recurrent([called], self.model)
+            return f"the function {node.op_type} holds {inside}, not read yet" if inside else ""
+        if node.op_type in _BODIES and node.domain in _STANDARD:
+            inside = _recurrent(list(_bodies(node)), self.model)
+            return f"a recurrence written as {node.op_type} is not read yet" + (
+                f"; its body holds {inside}" if inside else ""
+            )
+        if node.domain not in _STANDARD and _KINDS.search(node.op_type):
+            return f"{node.domain}.{node.op_type} is not read yet"
+        return ""
+
+
+def _output_name(node: ir.Node) -> str:
+    return next((v.name for v in node.outputs if v.name), node.op_type)
+
+
+def _path(node: ir.Node, scope: str) -> str:
+    name = node.name or _output_name(node)
+    return f"{scope}/{name.lstrip('/')}" if scope else name
+
+
+def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs: Sequence[ir.Graph] = attribute.as_graphs()
+            yield from graphs
+
+
+def _nodes(graphs: Iterable[ir.Graph | ir.Function]) -> Iterator[ir.Node]:
+    """Yield every node, those of bodies included."""
+    waiting = list(graphs)
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            waiting.extend(_bodies(node))
+
+
+def _recurrent(graphs: Iterable[ir.Graph | ir.Function], model: ir.Model) -> str:
+    """Name the kinds of recurrences inside, functions that are called there included."""
+    kinds: Counter[str] = Counter()
+    waiting: list[ir.Graph | ir.Function] = list(graphs)
+    called: set[ir.OperatorIdentifier] = set()
+    while waiting:
+        for node in _nodes([waiting.pop()]):
+            function = model.functions.get(node.op_identifier())
+            if function is not None:
+                if node.op_identifier() not in called:
+                    called.add(node.op_identifier())
+                    waiting.append(function)
+            elif node.op_type in _BODIES or _KINDS.search(node.op_type):
+                kinds[node.op_type] += 1
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def _census(model: ir.Model) -> str:
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    counts = Counter(node.op_type for node in _nodes(graphs)).most_common()
+    return f"{sum(n for _, n in counts)} nodes ({listed([f'{n} {op}' for op, n in counts], 8)})"
