@@ -10,7 +10,7 @@ import onnx_ir as ir
 from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export.build import assemble
 from rnnaudit.export.emit import OLDEST_OPSET, Emitter
-from rnnaudit.export.window import LayerStates, window_layer
+from rnnaudit.export.window import LayerStates, Start, window_layer
 from rnnaudit.model import Layer, Model
 
 
@@ -91,18 +91,19 @@ def _raised(model: ir.Model) -> ir.Model:
 
 def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
     """Put a window where the layer's node was, under the names of the node's outputs."""
-    graph, site = model.graph, layer.site
+    site = layer.site
     assert site is not None
-    node = graph.node(site.node)
-    x = node.inputs[0]
+    node = _find(model.graph, site.node)
+    graph, x = node.graph, node.inputs[0]
+    assert graph is not None
     assert x is not None
     _check_lengths(node, x, site.layout)
-    emit = Emitter(_fresh(graph, node.name or site.node), _dtype(node), graph.opset_imports[""])
+    emit = Emitter(_fresh(model.graph, site.node), _dtype(node), model.graph.opset_imports[""])
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
-    states = window_layer(emit, layer, inner, depths)
+    states = window_layer(emit, layer, inner, depths, _computed(emit, node, layer, site.layout))
     written = [
-        _written(emit, states, i, site.layout) if _used(v) else None
-        for i, v in enumerate(node.outputs)
+        _written(emit, states, i, site.layout) if _used(value) else None
+        for i, value in enumerate(node.outputs)
     ]
     graph.insert_before(node, emit.nodes)
     for value in emit.initializers:
@@ -110,7 +111,32 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
     for old, new in zip(node.outputs, written, strict=True):
         if new is not None:
             _take_over(old, new)
-    _remove(graph, node)
+    _remove(node)
+
+
+def _find(graph: ir.Graph, name: str) -> ir.Node:
+    """Return the recurrent node of this name, which may sit in a branch of an If."""
+    kinds = ("LSTM", "GRU", "RNN")
+    return next(n for n in graph.all_nodes() if n.name == name and n.op_type in kinds)
+
+
+def _computed(emit: Emitter, node: ir.Node, layer: Layer, layout: int) -> list[Start]:
+    """Write the initial states that the graph computes, [N, H] for each direction and part."""
+    if layer.recurrences[0].initial.source != "computed":
+        return []
+    starts = []
+    for d in range(len(layer.recurrences)):
+        parts: list[ir.Value | None] = []
+        for value, name in zip(node.inputs[5:7], "hc", strict=False):
+            if value is None:
+                parts.append(None)
+                continue
+            bounds = emit.integers(d), emit.integers(d + 1), emit.integers(layout)
+            one = emit.op("Slice", value, *bounds, name=f"{name}_{d}_given")
+            rows = emit.integers(-1, layer.recurrences[d].cell.hidden_size)
+            parts.append(emit.op("Reshape", one, rows, name=f"{name}_{d}_start"))
+        starts.append(tuple(parts))
+    return starts
 
 
 def _used(value: ir.Value) -> bool:
@@ -144,7 +170,8 @@ def _dtype(node: ir.Node) -> ir.DataType:
 def _fresh(graph: ir.Graph, wanted: str) -> str:
     """Return ``wanted`` or a name like it under which nothing in the graph is called yet."""
     taken = {v.name or "" for node in graph.all_nodes() for v in node.outputs}
-    taken |= {v.name or "" for v in graph.inputs} | set(graph.initializers)
+    taken |= {v.name or "" for v in graph.inputs}
+    taken |= {name for part in (graph, *graph.subgraphs()) for name in part.initializers}
     name, count = wanted, 1
     while any(t.startswith(f"{name}/") for t in taken):
         count += 1
@@ -170,19 +197,21 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
     new.name = name
 
 
-def _remove(graph: ir.Graph, node: ir.Node) -> None:
+def _remove(node: ir.Node) -> None:
     """Remove a node that nothing reads, and what was there only to feed it."""
     pending = [node]
     while pending:
         gone = pending.pop()
         sources = [v for v in gone.inputs if v is not None]
+        graph = gone.graph
+        assert graph is not None
         graph.remove(gone, safe=True)
         for value in sources:
             producer = value.producer()
             if _used(value):
                 continue
             if producer is None:
-                _forget(graph, value)
+                _forget(value)
             elif _idle(producer) and producer not in pending:
                 pending.append(producer)
 
@@ -195,21 +224,24 @@ def _idle(node: ir.Node) -> bool:
     )
 
 
-def _forget(graph: ir.Graph, value: ir.Value) -> None:
+def _forget(value: ir.Value) -> None:
     """Drop an initializer; old models list initializers among the inputs too."""
-    if value.name is not None and value.name in graph.initializers:
-        del graph.initializers[value.name]
-        if value in graph.inputs:
-            graph.inputs.remove(value)
+    graph = value.graph
+    if graph is None or value.name is None or graph.initializers.get(value.name) is not value:
+        return
+    del graph.initializers[value.name]
+    if value in graph.inputs:
+        graph.inputs.remove(value)
 
 
 def _drop_states(graph: ir.Graph, layers: Sequence[Layer]) -> None:
     """Drop graph inputs that were initial states; their part in the output is gone."""
     names = {
-        r.initial.name
+        name
         for layer in layers
         for r in layer.recurrences
         if r.initial.source == "graph input" and r.initial.name is not None
+        for name in r.initial.name.split(", ")
     }
     for value in [v for v in graph.inputs if v.name in names]:
         if _used(value):

@@ -7,7 +7,8 @@ reverse recurrence shifts the other way instead of turning the data round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -55,8 +56,21 @@ def _shift(
     return emit.op("Concat", start, kept, name=f"{name}_before", axis=0)
 
 
-def window(emit: Emitter, recurrence: Recurrence, x: Sequences, depth: int) -> Rows:
+Start = tuple[ir.Value | None, ...]
+"""Initial states as values [N, width] of the graph; None where the recurrence's own is meant."""
+
+
+def window(
+    emit: Emitter, recurrence: Recurrence, x: Sequences, depth: int, given: Start = ()
+) -> Rows:
     """Write a recurrence in which every step sees its last ``depth`` inputs only.
+
+    Args:
+        emit: Where to write.
+        recurrence: The cell, its direction and its initial state.
+        x: Its input.
+        depth: Number of layers k.
+        given: Parts of the initial state that the graph computes.
 
     Returns:
         The parts of the state after each step, as rows [T·N, width] in the order of time.
@@ -71,11 +85,20 @@ def window(emit: Emitter, recurrence: Recurrence, x: Sequences, depth: int) -> R
     cut = x.batch if recurrence.reverse else emit.op("Neg", x.batch, name="minus_N")
     starts, states = [], []
     parts = recurrence.initial.value.split(cell.widths)
-    for part, width, name in zip(parts, cell.widths, "hc", strict=False):
-        row = emit.constant(part.unsqueeze(0), f"start_{name}")
-        states.append(_expand(emit, row, x.count, width, f"{name}_start_everywhere"))
-        if depth > 1:
-            starts.append(_expand(emit, row, x.batch, width, f"{name}_start"))
+    for i, (part, width) in enumerate(zip(parts, cell.widths, strict=True)):
+        name, own = f"{'hc'[i]}_start", given[i] if i < len(given) else None
+        if own is None:
+            row = emit.constant(part.unsqueeze(0), f"{name}_row")
+            states.append(_expand(emit, row, x.count, width, f"{name}_everywhere"))
+            own = _expand(emit, row, x.batch, width, name) if depth > 1 else row
+        else:
+            shape = emit.op(
+                "Concat", x.steps, x.batch, emit.integers(width), name=f"{name}_shape", axis=0
+            )
+            spread = emit.op("Expand", own, shape, name=f"{name}_spread")
+            rows = emit.integers(-1, width)
+            states.append(emit.op("Reshape", spread, rows, name=f"{name}_everywhere"))
+        starts.append(own)
     digits = max(2, len(str(depth)))
     with emit.scope(f"step_{1:0{digits}}"):
         s = cell.advance(tuple(states), z)
@@ -136,7 +159,11 @@ class LayerStates:
 
 
 def window_layer(
-    emit: Emitter, layer: Layer, x: ir.Value, depths: Mapping[str, int]
+    emit: Emitter,
+    layer: Layer,
+    x: ir.Value,
+    depths: Mapping[str, int],
+    given: Sequence[Start] = (),
 ) -> LayerStates:
     """Write a layer, each direction cut to its depth, over x [T, N, I].
 
@@ -145,15 +172,13 @@ def window_layer(
         layer: The layer.
         x: Its input.
         depths: Depth by ``Recurrence.label``; every direction of the layer has one.
+        given: Initial states that the graph computes, by direction.
     """
     sequences = flatten(emit, x, layer.input_size)
-    if not layer.bidirectional:
-        (recurrence,) = layer.recurrences
-        return LayerStates(
-            layer, sequences, (window(emit, recurrence, sequences, depths[recurrence.label]),)
-        )
     states = []
-    for recurrence in layer.recurrences:
-        with emit.scope(recurrence.direction):
-            states.append(window(emit, recurrence, sequences, depths[recurrence.label]))
+    for d, recurrence in enumerate(layer.recurrences):
+        scope = emit.scope(recurrence.direction) if layer.bidirectional else nullcontext()
+        start = given[d] if given else ()
+        with scope:
+            states.append(window(emit, recurrence, sequences, depths[recurrence.label], start))
     return LayerStates(layer, sequences, tuple(states))

@@ -1,0 +1,248 @@
+"""The inputs that two models are run on: lengths × batch sizes × sources, seeded.
+
+Lengths are those where a truncated model can go wrong: 1, k − 1, k, k + 1 and 4k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rnnaudit.data import UNNAMED, Data
+from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.estimators.probes import synthetic
+from rnnaudit.verification.judge import Tried
+from rnnaudit.verification.slots import Role, Roles, Slot
+
+Array = np.ndarray[Any, Any]
+
+BATCHES = (1, 3)
+SYNTHETIC = ("normal", "saturating")
+SATURATION = 4.0
+"""Saturating inputs are ±4 at random: most gates are then fully open or shut."""
+
+WITHOUT_DEPTH = (1, 2, 7, 64, 256)
+"""Lengths where no depth is known."""
+
+LONG = (1024, 4096, 16384)
+"""Lengths tried as well where steps of the input are not steps of the recurrence."""
+
+WHOLE_SEQUENCES = 8
+"""How many of the user's sequences are also run in full length."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """One run's arrays by graph-input name, and what is known of them."""
+
+    tried: Tried
+    values: Mapping[str, Array]
+
+    @property
+    def cost(self) -> int:
+        """Steps times sequences."""
+        return self.tried.batch * self.tried.length
+
+
+def lengths(depths: Iterable[int], *, traced: bool = True) -> tuple[int, ...]:
+    """Return the lengths to try for recurrences cut to these depths, ascending."""
+    depths = set(depths)
+    wanted = {1, *(WITHOUT_DEPTH if not depths else ()), *(() if traced else LONG)}
+    for k in {min(depths), max(depths)} if depths else ():
+        wanted |= {k - 1, k, k + 1}
+    if depths:
+        wanted.add(4 * max(depths))
+    return tuple(sorted(t for t in wanted if t >= 1))
+
+
+def feeds(slots: Sequence[Slot], wanted: Sequence[int], data: Data | None, seed: int) -> list[Feed]:
+    """Make every input, cheapest first; axes that are fixed keep their size.
+
+    Args:
+        slots: The graph inputs.
+        wanted: Lengths for inputs whose time axis is dynamic.
+        data: The user's sequences, put where they belong beside synthetic other inputs.
+        seed: Of everything random.
+
+    Raises:
+        LoadError: The data fit no input.
+    """
+    batches = _chosen(slots, "batch", BATCHES)
+    sizes = [(n, t) for t in _chosen(slots, "time", wanted) for n in batches]
+    made = []
+    for number, (n, t) in enumerate(sizes):
+        for kind, source in enumerate(SYNTHETIC):
+            rng = np.random.default_rng([seed, number, kind])
+            values = {slot.name: _synthetic(slot, source, n, t, rng) for slot in slots}
+            made.append(Feed(Tried(f"{source} {n}×{t}", n, t), values))
+    if data is not None:
+        made += _from_data(slots, sizes, data, seed)
+    return sorted(made, key=lambda feed: feed.cost)
+
+
+def _chosen(slots: Sequence[Slot], role: Role, wanted: Sequence[int]) -> Sequence[int]:
+    """Return the sizes to try: those wanted, unless the graph fixes one or has no such axis."""
+    fixed = [size for slot in slots if (size := slot.fixed(role)) is not None]
+    if fixed:
+        return fixed[:1]
+    return wanted if any(role in slot.roles for slot in slots) else (1,)
+
+
+def _synthetic(slot: Slot, source: str, n: int, t: int, rng: np.random.Generator) -> Array:
+    shape, dtype = slot.shape(n, t), numpy_dtype(slot.dtype)
+    if slot.fill == "zeros":
+        return np.zeros(shape, dtype)
+    if slot.fill == "lengths":
+        return np.full(shape, t, dtype)
+    if slot.fill == "tokens":
+        # Saturating for tokens: the same one again and again.
+        drawn = rng.integers(0, slot.tokens, shape if source == "normal" else (1,) * len(shape))
+        return np.broadcast_to(drawn, shape).astype(dtype)
+    if source == "saturating":
+        return (SATURATION * rng.choice([-1.0, 1.0], shape)).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy type of an ONNX type's name.
+
+    Raises:
+        UnsupportedModelError: NumPy has no such numbers.
+    """
+    try:
+        dtype = np.dtype({"float": "float32", "double": "float64"}.get(name, name))
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "fiub":
+        raise UnsupportedModelError(
+            f"graph inputs must be numbers that NumPy has, got {name}",
+            help="verify a float32 export",
+            id="RA304",
+        )
+    return dtype
+
+
+def _from_data(
+    slots: Sequence[Slot], sizes: Sequence[tuple[int, int]], data: Data, seed: int
+) -> list[Feed]:
+    """Cut the user's sequences to the lengths wanted, and take some of them whole."""
+    owners = {_owner(slots, name, data): sequences for name, sequences in data.inputs.items()}
+    made = []
+    order = np.random.default_rng([seed, 2**16]).permutation(data.count)
+    plans = [(n, t, [i for i in order if data.lengths[i] >= t][:n]) for n, t in sizes]
+    if len({t for _, t in sizes}) > 1 and all(slot.fixed("batch") in (None, 1) for slot in slots):
+        plans += [(1, data.lengths[i], [i]) for i in order[:WHOLE_SEQUENCES]]
+    for number, (n, t, chosen) in enumerate(plans):
+        if not chosen:
+            continue
+        rows = [chosen[i % len(chosen)] for i in range(n)]
+        rng = np.random.default_rng([seed, number, len(SYNTHETIC)])
+        values = {slot.name: _synthetic(slot, "normal", n, t, rng) for slot in slots}
+        for slot, sequences in owners.items():
+            cut = np.stack([np.asarray(sequences[i])[:t] for i in rows])
+            values[slot.name] = arrange(cut, slot, data.source)
+        which = f"sequence {rows[0]}" if n == 1 else f"sequences {', '.join(map(str, rows))}"
+        made.append(Feed(Tried(f"data {which}, {n}×{t}", n, t), values))
+    return made
+
+
+def _owner(slots: Sequence[Slot], name: str, data: Data) -> Slot:
+    named = [slot for slot in slots if slot.name == name]
+    fitting = named or [slot for slot in slots if slot.main and name == UNNAMED]
+    fitting = fitting or ([slots[0]] if len(slots) == 1 else [])
+    if not fitting:
+        wanted = ", ".join(slot.name for slot in slots)
+        raise LoadError(
+            f"the data must name one of the model's inputs {wanted}, got {name or 'no name'} "
+            f"from {data.source}",
+            help="name the array in the .npz file after the input",
+            id="RA107",
+        )
+    return fitting[0]
+
+
+def arrange(sequences: Array, slot: Slot, source: str) -> Array:
+    """Bring sequences [N, T, F] into the order of an input's axes.
+
+    Raises:
+        LoadError: F is not what the input takes.
+    """
+    n, t, width = sequences.shape
+    if width != slot.features:
+        raise LoadError(
+            f"the data must have {slot.features} features per step for input {slot.name}, got "
+            f"{width} from {source}",
+            help="give sequences [time, features] of that width",
+            id="RA107",
+        )
+    inner = [size or 1 for role, size in zip(slot.roles, slot.sizes, strict=True) if role is None]
+    return ordered(sequences.reshape(n, t, *inner), slot.roles).astype(numpy_dtype(slot.dtype))
+
+
+def ordered(array: Array, roles: Roles) -> Array:
+    """Bring an array [N, T, …] into the order of these axes; an axis they lack is dropped."""
+    features = iter(range(2, array.ndim))
+    order = [{"batch": 0, "time": 1}[role] if role else next(features) for role in roles]
+    absent = [axis for axis in (0, 1) if axis not in order]
+    return np.ascontiguousarray(array.transpose(*absent, *order)[(0,) * len(absent)])
+
+
+def sequences_of(array: Array, roles: Roles) -> Array:
+    """Bring an array with these axes into the order [N, T, …]; an axis they lack has length 1."""
+    wanted = [roles.index(role) for role in ("batch", "time") if role in roles]
+    rest = [axis for axis, role in enumerate(roles) if role is None]
+    moved = array.transpose(*wanted, *rest)
+    if "batch" not in roles:
+        moved = moved[None]
+    return moved if "time" in roles else moved[:, None]
+
+
+def probe_feeds(slots: Sequence[Slot], sequences: int, length: int, seed: int) -> list[Feed]:
+    """Make synthetic sequences of one length for measuring; a fixed axis keeps its size.
+
+    Inputs that recurrences read get the audit's synthetic mix; the others normal numbers,
+    random tokens or zeros, whichever they take.
+    """
+    n = _chosen(slots, "batch", (sequences,))[0]
+    t = _chosen(slots, "time", (length,))[0]
+    made = []
+    for first in range(0, sequences, n):
+        rng = np.random.default_rng([seed, first])
+        values = {slot.name: _synthetic(slot, "normal", n, t, rng) for slot in slots}
+        for slot in slots:
+            if slot.main and slot.fill == "values":
+                x = synthetic(slot.features, sequences=max(n, 4), length=t, seed=seed + first)
+                rows = rng.permutation(len(x))[:n]
+                values[slot.name] = arrange(x.numpy()[rows], slot, "synthetic inputs")
+        made.append(Feed(Tried(f"synthetic {n}×{t}", n, t), values))
+    return made
+
+
+def data_feeds(slots: Sequence[Slot], data: Data, seed: int) -> list[Feed]:
+    """Make one feed of each of the user's sequences, whole; a fixed batch repeats the sequence.
+
+    Raises:
+        LoadError: The data fit no input, or not the steps that the graph fixes.
+    """
+    owners = {_owner(slots, name, data): sequences for name, sequences in data.inputs.items()}
+    n = _chosen(slots, "batch", (1,))[0]
+    made = []
+    for i, steps in enumerate(data.lengths):
+        fixed = _chosen(slots, "time", (steps,))[0]
+        if steps < fixed:
+            raise LoadError(
+                f"sequences must have at least the {fixed} steps that the graph fixes, got "
+                f"{steps} from {data.source}",
+                help="give longer sequences",
+                id="RA107",
+            )
+        rng = np.random.default_rng([seed, i])
+        values = {slot.name: _synthetic(slot, "normal", n, fixed, rng) for slot in slots}
+        for slot, arrays in owners.items():
+            cut = np.stack([np.asarray(arrays[i])[:fixed]] * n)
+            values[slot.name] = arrange(cut, slot, data.source)
+        made.append(Feed(Tried(f"data sequence {i}", n, fixed), values))
+    return made

@@ -1,0 +1,146 @@
+"""Judging: every element of every output of every input must agree to ε, with rtol 0.
+
+Pure functions of arrays: nothing is run here.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.results import Location
+
+Array = np.ndarray[Any, Any]
+Outputs = Mapping[str, Array]
+
+PERCENTILES = (90, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What is known of one input: its name, batch size N and length T."""
+
+    name: str
+    batch: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict on all inputs; numbers are None where they do not exist.
+
+    ``max_abs_error`` is over all elements, ``percentiles`` too (``p90``, ``p95``, ``p99``).
+    ``required_eps`` is the smallest ε that would have passed, rounded up to three digits.
+    """
+
+    passed: bool
+    max_abs_error: float | None
+    required_eps: float | None
+    where: Location | None
+    percentiles: Mapping[str, float]
+    inputs_tried: int
+    reason: str = ""
+
+
+def judge(
+    reference: Sequence[Outputs],
+    candidate: Sequence[Outputs],
+    eps: float,
+    tried: Sequence[Tried] | None = None,
+) -> Judgement:
+    """Compare a candidate's outputs with the reference's, input by input.
+
+    Args:
+        reference: Arrays by output name, one mapping per input.
+        candidate: The same, in the same order; each has every output of the reference.
+        eps: Largest error that passes.
+        tried: Names and sizes of the inputs, to say where the largest error sits.
+
+    Raises:
+        UnsupportedModelError: There is nothing to compare.
+    """
+    if len(reference) != len(candidate):
+        raise ValueError(f"{len(reference)} references, {len(candidate)} candidates")
+    tried = tried or [Tried(str(i), 0, 0) for i in range(len(reference))]
+    errors: list[Array] = []
+    worst, where, faults = -1.0, None, []
+    for wanted, got, about in zip(reference, candidate, tried, strict=True):
+        for name, expected in wanted.items():
+            fault = _fault(expected, got.get(name))
+            if fault:
+                faults.append(f"{fault} in output {name} of input {about.name}")
+                continue
+            if expected.size == 0:
+                continue
+            error = np.abs(expected.astype(np.float64) - got[name].astype(np.float64))
+            largest = int(error.argmax())
+            if error.flat[largest] > worst:
+                worst = float(error.flat[largest])
+                where = _location(about, name, error.shape, largest)
+            errors.append(error.ravel())
+    count = len(reference)
+    if not errors and not faults:
+        raise UnsupportedModelError(
+            "the two models must have outputs to compare, got none",
+            help="name the same outputs in both",
+            id="RA304",
+        )
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return Judgement(False, None, None, None, {}, count, faults[0] + more)
+    joined = np.concatenate(errors)
+    quantiles = np.quantile(joined, [p / 100 for p in PERCENTILES])
+    percentiles = {f"p{p}": float(q) for p, q in zip(PERCENTILES, quantiles, strict=True)}
+    return Judgement(worst <= eps, worst, round_up(worst), where, percentiles, count)
+
+
+def round_up(value: float, digits: int = 3) -> float:
+    """Round a number ≥ 0 up to ``digits`` significant digits: the result is never below it."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    rounded = float(context.create_decimal(decimal.Decimal(value)))
+    return rounded if rounded >= value else math.nextafter(rounded, math.inf)
+
+
+def _fault(expected: Array, got: Array | None) -> str:
+    """Say what makes two arrays incomparable; empty where nothing does."""
+    if got is None:
+        return "nothing"
+    if expected.shape != got.shape:
+        return f"shape {got.shape} instead of {expected.shape}"
+    for array, whose in ((got, "the candidate"), (expected, "the original")):
+        if not np.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
+            return f"{array.dtype} values from {whose}"
+        if np.isnan(array).any():
+            return f"NaN from {whose}"
+    if (np.isinf(expected) | np.isinf(got)).any():
+        return "infinity"
+    return ""
+
+
+def _location(about: Tried, output: str, shape: tuple[int, ...], index: int) -> Location:
+    """Find batch row, time step and unit of a flat index, by the sizes of the axes.
+
+    The time axis is the first whose size is T and the batch axis the first other one whose
+    size is N; an output without one of them counts as 0 there.
+    """
+    at = [int(i) for i in np.unravel_index(index, shape)]
+    axes = list(range(len(shape)))
+    time = next((a for a in axes if shape[a] == about.length), None)
+    batch = next((a for a in axes if a != time and shape[a] == about.batch), None)
+    rest = [a for a in axes if a not in (time, batch)]
+    unit = int(np.ravel_multi_index([at[a] for a in rest], [shape[a] for a in rest])) if rest else 0
+    return Location(
+        about.name,
+        output,
+        0 if batch is None else at[batch],
+        0 if time is None else at[time],
+        unit,
+    )

@@ -1,0 +1,196 @@
+"""Verifying: both models see the same inputs, and the judge sees what came out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rnnaudit import runtime
+from rnnaudit.data import Data
+from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
+from rnnaudit.model import Model
+from rnnaudit.results import Equivalence
+from rnnaudit.verification.inputs import Feed, feeds, lengths
+from rnnaudit.verification.judge import Tried, judge
+from rnnaudit.verification.originals import Answer, Graph, Original, Weights
+
+Array = np.ndarray[Any, Any]
+
+TIME_BUDGET = 60.0
+LONGEST_RUN = 600.0
+"""Seconds after which a run of the candidate is given up, whatever the budget."""
+
+
+def verify(
+    original: Model,
+    candidate: str | Path,
+    *,
+    eps: float,
+    depths: Mapping[str, int] | None = None,
+    data: Data | None = None,
+    seed: int = 0,
+    time_budget: float | None = None,
+) -> Equivalence:
+    """Run a candidate ONNX model beside the original and judge every output to ε.
+
+    Inputs are lengths × batch sizes × sources (the user's data, normal, saturating), where
+    those axes are dynamic. The short ones always run; the long ones while the budget lasts.
+
+    Args:
+        original: The model as loaded.
+        candidate: An ONNX file; it runs in ONNX Runtime in a child process.
+        eps: Largest error that passes, per output unit.
+        depths: Depth by ``Recurrence.label``; what the candidate's metadata say without.
+        data: The user's sequences.
+        seed: Of the synthetic inputs.
+        time_budget: Seconds; 60 without.
+
+    Raises:
+        UsageError: ``eps`` or the budget is not a positive number.
+        LoadError: The candidate cannot be read, or the data do not fit.
+        UnsupportedModelError: There is nothing to compare.
+    """
+    _positive(eps, "eps")
+    budget = TIME_BUDGET if time_budget is None else _positive(time_budget, "the time budget")
+    candidate, started = Path(candidate), time.perf_counter()
+    interface = runtime.describe(candidate)
+    cut = _known(original, depths if depths is not None else _stored_depths(candidate))
+    source: Original = (Weights if original.graph is None else Graph)(original, interface, cut)
+    traced = original.graph is None or any(slot.traced for slot in source.slots)
+    wanted = lengths(cut.values(), traced=traced)
+    runs = _run(source, candidate, feeds(source.slots, wanted, data, seed), started + budget)
+    seconds = time.perf_counter() - started
+    reference = source.describe() + runs.note(budget)
+    if runs.error or source.fault():
+        reason = runs.error or source.fault()
+        count = len(runs.tried)
+        return Equivalence(
+            False, eps, None, None, None, {}, count, None, None, reference, seconds, reason
+        )
+    judged = judge([a.outputs for a in runs.answers], runs.outputs, eps, runs.tried)
+    return Equivalence(
+        judged.passed,
+        eps,
+        judged.max_abs_error,
+        judged.required_eps,
+        judged.where,
+        judged.percentiles,
+        judged.inputs_tried,
+        truncation_error=_largest([(a.full, a.cut) for a in runs.answers]),
+        conversion_error=_largest(
+            [(a.cut, got) for a, got in zip(runs.answers, runs.outputs, strict=True)]
+        ),
+        reference=reference,
+        seconds=seconds,
+        reason=judged.reason,
+    )
+
+
+def _positive(value: float, what: str) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{what} must be a positive number, got {value}", help="for example 1e-3")
+    return value
+
+
+def _stored_depths(candidate: Path) -> Mapping[str, int]:
+    """Read the depths that ``truncate`` wrote into a model; empty in a model of other origin."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(candidate, load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise LoadError(f"an ONNX model was wanted, {candidate} cannot be read: {error}") from error
+    for entry in model.metadata_props:
+        if entry.key == "rnnaudit.depths":
+            try:
+                stored = json.loads(entry.value)
+                return {str(label): int(depth) for label, depth in stored.items()}
+            except (ValueError, AttributeError, TypeError):
+                return {}
+    return {}
+
+
+def _known(original: Model, depths: Mapping[str, int]) -> Mapping[str, int]:
+    """Keep depths that this model can have had; another model's say nothing."""
+    labels = {r.label for r in original.recurrences()}
+    return dict(depths) if set(depths) <= labels and all(k >= 1 for k in depths.values()) else {}
+
+
+@dataclass(slots=True)
+class _Runs:
+    """What both models said, input by input."""
+
+    tried: list[Tried] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    outputs: list[Mapping[str, Array]] = field(default_factory=list)
+    error: str = ""
+    refused: int = 0
+    left_out: int = 0
+
+    def note(self, budget: float) -> str:
+        """Say which inputs were not compared."""
+        parts = []
+        if self.refused:
+            parts.append(f"the original does not run on {self.refused} inputs")
+        if self.left_out:
+            parts.append(f"{self.left_out} inputs left out by the time budget of {budget:g} s")
+        return "".join(f"; {part}" for part in parts)
+
+
+def _run(source: Original, candidate: Path, todo: Sequence[Feed], deadline: float) -> _Runs:
+    """Run the cheaper half of the inputs, then as many of the rest as the time left allows."""
+    runs, rest = _Runs(), list(todo)
+    chunk = rest[: (len(rest) + 1) // 2]
+    while chunk and not runs.error:
+        del rest[: len(chunk)]
+        begun = time.perf_counter()
+        _both(source, candidate, chunk, runs)
+        now = time.perf_counter()
+        # The start of the child counts too, so that this rate is too high at first.
+        rate = (now - begun) / sum(feed.cost for feed in chunk)
+        costs = itertools.accumulate(feed.cost * rate for feed in rest)
+        chunk = [feed for feed, cost in zip(rest, costs, strict=True) if cost <= deadline - now]
+    runs.left_out = 0 if runs.error else len(rest)
+    if not runs.answers and not runs.error:
+        raise UnsupportedModelError(
+            f"the original must run on some input, got: {source.error or 'no answer'}",
+            help="give inputs that it takes with --data",
+            id="RA304",
+        )
+    return runs
+
+
+def _both(source: Original, candidate: Path, todo: Sequence[Feed], runs: _Runs) -> None:
+    answered = [(f, a) for f, a in zip(todo, source.answer(todo), strict=True) if a is not None]
+    runs.refused += len(todo) - len(answered)
+    if not answered:
+        return
+    outcome = runtime.run(
+        candidate, [source.feed(feed) for feed, _ in answered], timeout=LONGEST_RUN
+    )
+    runs.tried += [feed.tried for feed, _ in answered]
+    if outcome.outputs is None:
+        runs.error = f"the candidate does not run: {outcome.error}"
+        return
+    runs.answers += [answer for _, answer in answered]
+    runs.outputs += outcome.outputs
+
+
+def _largest(pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> float | None:
+    """Return the largest difference over arrays of the same name and shape; None without any."""
+    largest = [
+        float(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)).max(initial=0.0))
+        for a, b in pairs
+        for name in a.keys() & b.keys()
+        if a[name].shape == b[name].shape
+    ]
+    return max(largest) if largest and all(map(math.isfinite, largest)) else None
