@@ -1,0 +1,134 @@
+"""The program: its commands, and what an error looks like from outside."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rnnaudit import __version__
+from rnnaudit.cli import config, inspect, truncate, verify
+from rnnaudit.errors import RnnauditError, UsageError
+from rnnaudit.reports.numbers import clean
+
+COMMANDS = (
+    (inspect.inspect, inspect.EXAMPLES),
+    (truncate.truncate, truncate.EXAMPLES),
+    (verify.verify, verify.EXAMPLES),
+)
+
+EXAMPLES = """Examples:
+
+  rnnaudit inspect model.pt
+
+  rnnaudit truncate model.pt --eps 1e-3
+
+  rnnaudit verify model.pt model.truncated.onnx --eps 1e-3
+
+Exit codes: 0 done or passed, 1 a check failed, 2 wrong options, 3 could not audit.
+
+\\[tool.rnnaudit] in pyproject.toml, or rnnaudit.toml, sets a default for every option."""
+
+INTERRUPTED = 130
+
+_REPORT = "please report the traceback above; it says nothing about the model"
+_PARSER: type[Exception] = typer.BadParameter.mro()[1]  # every complaint about usage
+
+
+def _paragraphs(docstring: str) -> str:
+    """Join the lines of each paragraph, for a screen of any width."""
+    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))
+
+
+app = typer.Typer(
+    name="rnnaudit",
+    help="Audit trained recurrent models: prove or measure how fast they forget, "
+    "and write the feed-forward model that replaces them.",
+    epilog=EXAMPLES,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+for command, examples in COMMANDS:
+    app.command(help=_paragraphs(command.__doc__ or ""), epilog=examples)(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rnnaudit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def configure(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Give every command the defaults that the working folder's configuration sets."""
+    context.default_map = config.defaults(_parameters(context.command), Path.cwd())
+
+
+def _parameters(group: Any) -> dict[str, dict[str, str]]:
+    """Map each command's configuration keys to the names of its parameters.
+
+    A key is the long option without its dashes; `model` is what every command reads first.
+    """
+    found = {}
+    for name, command in group.commands.items():
+        keys = {
+            max(p.opts, key=len).lstrip("-"): p.name for p in command.params if p.name != "help"
+        }
+        first = next(p.name for p in command.params if p.param_type_name == "argument")
+        found[name] = keys | {"model": first}
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program and return its exit code.
+
+    A user's error is one line on stderr; anything else is ours and keeps its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not arguments:
+            raise UsageError("wanted a command, got none", help="see rnnaudit --help")
+        program = typer.main.get_command(app)
+        return int(program.main(arguments, "rnnaudit", standalone_mode=False) or 0)
+    except RnnauditError as error:
+        return _complain(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        usage = _usage(error)
+        if usage is not None:
+            return _complain(usage)
+        traceback.print_exc()
+        return _complain(RnnauditError("rnnaudit itself failed", help=_REPORT, id="RA900"))
+
+
+def _usage(error: Exception) -> UsageError | None:
+    """Turn a complaint of the option parser into ours; None for any other error."""
+    if not (isinstance(error, _PARSER) and hasattr(error, "format_message")):
+        return None
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    message = str(error.format_message()).rstrip(".")
+    if context is not None and parameter is not None:
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name == "DEFAULT_MAP":
+            message += f" (set by {config.source(Path.cwd())})"
+    path = "rnnaudit" if context is None else context.command_path
+    return UsageError(message, help=f"see {path} --help")
+
+
+def _complain(error: RnnauditError) -> int:
+    sys.stderr.write(f"error[{error.id}]: {clean(str(error))}\n")
+    return error.exit_code

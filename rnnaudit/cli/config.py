@@ -1,0 +1,101 @@
+"""Defaults for every option, from ``[tool.rnnaudit]`` of pyproject.toml or from rnnaudit.toml.
+
+Keys are the long options without their dashes (``step-seconds`` or ``step_seconds``) and
+the arguments' names (``model``). A table named after a command holds for that command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rnnaudit.errors import UsageError
+
+SOURCES = (("rnnaudit.toml", ()), ("pyproject.toml", ("tool", "rnnaudit")))
+"""Files of the working folder and the table in each; the first that has one counts."""
+
+OWN = "output"
+"""The one option that means something else in each command."""
+
+Defaults = dict[str, dict[str, Any]]
+"""By command, then by parameter."""
+
+
+def defaults(parameters: Mapping[str, Mapping[str, str]], folder: Path) -> Defaults:
+    """Read each command's defaults.
+
+    Args:
+        parameters: For every command, the key of each parameter and the parameter's name.
+        folder: Where to look for the files.
+
+    Raises:
+        UsageError: The file is no TOML, or holds a key or a value that means nothing.
+    """
+    file, settings = _settings(folder)
+    found: Defaults = {command: {} for command in parameters}
+    shared = {k: v for k, v in settings.items() if not (isinstance(v, dict) and k in parameters)}
+    for key, value in shared.items():
+        name = _known(key, {n for keys in parameters.values() for n in keys}, file)
+        if name == OWN:
+            raise _refuse(
+                f"{file}: {key} names another file for every command, so it cannot be shared; "
+                f"set it in a table of its command, such as [{_dotted(file, 'truncate')}]"
+            )
+        for command, keys in parameters.items():
+            if name in keys:
+                found[command][keys[name]] = _scalar(value, key, file)
+    for command in settings.keys() - shared.keys():
+        keys = parameters[command]
+        where = f"{file}, [{_dotted(file, command)}]"
+        for key, value in settings[command].items():
+            found[command][keys[_known(key, set(keys), where)]] = _scalar(value, key, where)
+    return found
+
+
+def source(folder: Path) -> str:
+    """Return the name of the file that the defaults come from; empty where there is none."""
+    return _settings(folder)[0]
+
+
+def _dotted(file: str, command: str) -> str:
+    return ".".join((*dict(SOURCES)[file], command))
+
+
+def _settings(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    import tomllib
+
+    for name, table in SOURCES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            settings = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise _refuse(f"{name} must be readable TOML, got: {error}") from error
+        for key in table:
+            settings = settings.get(key, {})
+            if not isinstance(settings, dict):
+                raise _refuse(f"{name}: {key} must be a table, got {settings!r}")
+        if settings:
+            return name, settings
+    return "", {}
+
+
+def _known(key: str, known: set[str], where: str) -> str:
+    name = key.replace("_", "-")
+    if name not in known:
+        keys = ", ".join(sorted(known))
+        raise _refuse(f"{where}: a key must be one of {keys}, got {key!r}")
+    return name
+
+
+def _scalar(value: Any, key: str, where: str) -> Any:
+    if not isinstance(value, (str, int, float)):
+        raise _refuse(f"{where}: {key} must be a string, a number or a truth value, got {value!r}")
+    # Numbers pass through text, so that an option reads them as it reads its command line.
+    return value if isinstance(value, bool) else str(value)
+
+
+def _refuse(message: str) -> UsageError:
+    return UsageError(message, id="RA002")

@@ -1,0 +1,56 @@
+"""``rnnaudit inspect``: what recurrences are inside, and how far back they remember."""
+
+from __future__ import annotations
+
+from rnnaudit.cli import inputs, options, output
+
+EXAMPLES = """Examples:
+
+  rnnaudit inspect model.pt
+
+  rnnaudit inspect model.onnx --data sequences.npz --eps 1e-4
+
+  rnnaudit inspect model.onnx --input-range 0:1 --format json -o report.json"""
+
+
+def inspect(  # noqa: PLR0917 (each parameter is an option)
+    model: options.Model,
+    eps: options.Eps = 1e-3,
+    layer: options.Layer = None,
+    data: options.Data = None,
+    time_axis: options.TimeAxis = None,
+    batch_axis: options.BatchAxis = None,
+    input_range: options.InputRange = None,
+    step_seconds: options.StepSeconds = None,
+    confidence: options.Confidence = 0.95,
+    seed: options.Seed = 0,
+    time_budget: options.TimeBudget = None,
+    form: options.OutputFormat = options.Format.TEXT,
+    output_file: options.ReportFile = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Show each recurrence: λ proved and found, memory, and k for every ε.
+
+    Exits with 0 whatever the verdict, and with 3 where the model cannot be audited.
+    """
+    with output.refusals(form, model):
+        output.check_writable(output_file)
+        bounds = inputs.bounds(input_range)
+        sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
+        with output.progress(quiet=quiet) as progress:
+            from rnnaudit import api
+
+            report = api.audit(
+                model,
+                eps=eps,
+                layer=layer,
+                data=sequences,
+                input_range=bounds,
+                confidence=confidence,
+                seed=seed,
+                time_budget=time_budget,
+                progress=progress,
+            )
+        report = output.timed(report, step_seconds)
+        output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

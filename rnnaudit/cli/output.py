@@ -1,0 +1,120 @@
+"""Reports to stdout or a file, progress to stderr, refusals in the format that was asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from rnnaudit.cli.options import Format
+from rnnaudit.errors import RnnauditError
+from rnnaudit.reports import RENDERERS, Renderer, TerminalRenderer
+from rnnaudit.reports.json import refusal
+from rnnaudit.results import Report
+
+Progress = Callable[[str, float], None]
+
+
+@contextmanager
+def refusals(form: Format, path: str) -> Iterator[None]:
+    """Let an error pass, after a program that reads JSON has been told of it.
+
+    Only what exits with 3 is a fact about the file; wrong options leave stdout empty.
+    """
+    try:
+        yield
+    except RnnauditError as error:
+        if error.exit_code == 3 and form is Format.JSON:
+            write(refusal(error, path))
+        raise
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if form is Format.JSON:
+            message = f"rnnaudit itself failed: {type(error).__name__}"
+            write(refusal(RnnauditError(message, id="RA900"), path))
+        raise
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Progress | None]:
+    """Show a bar on stderr while the body runs; None where stderr is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=1.0)
+        yield lambda label, done: bar.update(task, description=label, completed=done)
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse an output path before any work is done for it.
+
+    Raises:
+        RnnauditError: Its folder does not exist, or it is a folder itself.
+    """
+    if path is None:
+        return
+    target = Path(path)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise RnnauditError(
+            f"cannot write {path}",
+            help="name a file in a folder that exists",
+            id="RA003",
+        )
+
+
+def timed(report: Report, step_seconds: float | None) -> Report:
+    """Record how long a step lasts, so that depths are also shown as time."""
+    if step_seconds is None:
+        return report
+    return replace(report, settings={**report.settings, "step_seconds": step_seconds})
+
+
+def emit(
+    report: Report, form: Format, *, file: str | None = None, quiet: bool, verbose: bool
+) -> None:
+    """Render a report and write it to ``file``, or to stdout without one."""
+    text = _renderer(form, to_file=file is not None, quiet=quiet, verbose=verbose).render(report)
+    if file is None:
+        write(text)
+        return
+    try:
+        Path(file).write_text(text, "utf-8")
+    except OSError as error:
+        raise RnnauditError(f"cannot write {file}: {error.strerror}", id="RA003") from error
+
+
+def _renderer(form: Format, *, to_file: bool, quiet: bool, verbose: bool) -> Renderer:
+    chosen = next(r for r in RENDERERS if r.name == form)
+    if isinstance(chosen, TerminalRenderer):
+        return replace(chosen, colour=not to_file and _colour(), quiet=quiet, verbose=verbose)
+    return chosen
+
+
+def _colour() -> bool:
+    """Whether stdout shows colour: a terminal, and neither NO_COLOR nor a dumb one."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
+    return console.color_system is not None and not console.no_color and not console.legacy_windows
+
+
+def write(text: str) -> None:
+    """Write to stdout; a reader that has left (``| head``) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered goes nowhere, also when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,71 @@
+"""``rnnaudit truncate``: write the feed-forward model that replaces a recurrence, verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from rnnaudit.cli import inputs, options, output
+
+EXAMPLES = """Examples:
+
+  rnnaudit truncate model.pt --eps 1e-3
+
+  rnnaudit truncate model.onnx --data sequences.npz -o small.onnx
+
+  rnnaudit truncate model.pt --depth 32 --format json"""
+
+
+def truncate(  # noqa: PLR0917 (each parameter is an option)
+    model: options.Model,
+    eps: options.Eps = 1e-3,
+    output_file: options.ModelFile = None,
+    depth: options.Depth = None,
+    evidence: options.Proof = None,
+    max_depth: options.MaxDepth = 512,
+    layer: options.Layer = None,
+    data: options.Data = None,
+    time_axis: options.TimeAxis = None,
+    batch_axis: options.BatchAxis = None,
+    input_range: options.InputRange = None,
+    step_seconds: options.StepSeconds = None,
+    confidence: options.Confidence = 0.95,
+    seed: options.Seed = 0,
+    time_budget: options.TimeBudget = None,
+    form: options.OutputFormat = options.Format.TEXT,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a feed-forward ONNX model that agrees to ε, and verify it.
+
+    The depth rests on the strongest evidence that gives one: a proof, your data, synthetic
+    inputs. Exits with 1 where the written model errs by more than ε.
+    """
+    with output.refusals(form, model):
+        written = Path(output_file or f"{Path(model).stem}.truncated.onnx")
+        output.check_writable(str(written))
+        bounds = inputs.bounds(input_range)
+        sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
+        with output.progress(quiet=quiet) as progress:
+            from rnnaudit import api
+
+            report = api.truncate(
+                model,
+                written,
+                eps=eps,
+                depth=depth,
+                evidence=None if evidence is None else evidence.value,
+                max_depth=max_depth,
+                layer=layer,
+                data=sequences,
+                input_range=bounds,
+                confidence=confidence,
+                seed=seed,
+                time_budget=time_budget,
+                progress=progress,
+            )
+        report = output.timed(report, step_seconds)
+        output.emit(report, form, quiet=quiet, verbose=verbose)
+    if report.equivalence is not None and not report.equivalence.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,66 @@
+"""``rnnaudit verify``: run two models on the same inputs and judge their largest difference."""
+
+from __future__ import annotations
+
+import typer
+
+from rnnaudit.cli import inputs, options, output
+from rnnaudit.errors import UsageError
+
+EXAMPLES = """Examples:
+
+  rnnaudit verify model.pt model.truncated.onnx --eps 1e-3
+
+  rnnaudit verify model.onnx small.onnx --data sequences.npz --format json"""
+
+
+def verify(  # noqa: PLR0917 (each parameter is an option)
+    context: typer.Context,
+    original: options.Original,
+    candidate: options.Candidate = None,
+    eps: options.Eps = 1e-3,
+    data: options.Data = None,
+    time_axis: options.TimeAxis = None,
+    batch_axis: options.BatchAxis = None,
+    seed: options.Seed = 0,
+    time_budget: options.TimeBudget = None,
+    form: options.OutputFormat = options.Format.TEXT,
+    output_file: options.ReportFile = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Judge whether CANDIDATE gives ORIGINAL's outputs to within ε.
+
+    Both run on normal, saturating and constant inputs, and on yours, at several lengths
+    and batch sizes. Exits with 1 where any output differs by more than ε, or is NaN.
+    """
+    original, candidate = _both(context, original, candidate)
+    with output.refusals(form, original):
+        output.check_writable(output_file)
+        sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
+        with output.progress(quiet=quiet) as progress:
+            from rnnaudit import api
+
+            report = api.verify(
+                original,
+                candidate,
+                eps=eps,
+                data=sequences,
+                seed=seed,
+                time_budget=time_budget,
+                progress=progress,
+            )
+        output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)
+    if report.equivalence is not None and not report.equivalence.passed:
+        raise typer.Exit(1)
+
+
+def _both(context: typer.Context, original: str, candidate: str | None) -> tuple[str, str]:
+    """Take a lone argument as the candidate where the configuration names the original."""
+    if candidate is not None:
+        return original, candidate
+    configured = (context.default_map or {}).get("original")
+    source = context.get_parameter_source("original")
+    if configured is None or source is None or source.name != "COMMANDLINE":
+        raise UsageError("wanted ORIGINAL and CANDIDATE, got one model", help="name both")
+    return str(configured), original
