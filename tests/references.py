@@ -1,4 +1,4 @@
-"""Independent references: ONNX Runtime's own recurrent nodes, and brute-force truncation."""
+"""Independent references: ONNX Runtime's own recurrent nodes, brute-force truncation, closeness."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ _ONNX_NAMES = {
     "softsign": "Softsign",
     "softplus": "Softplus",
 }
+
+
+def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-12) -> None:
+    """Assert equality to ``tolerance`` relative to the largest entry (at least 1)."""
+    assert got.shape == wanted.shape
+    assert got.dtype == wanted.dtype
+    if wanted.numel():
+        assert (got - wanted).abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
 
 
 def brute_force(recurrence: Recurrence, x: Tensor, depth: int) -> Tensor:

@@ -13,21 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rnnaudit import cells
-from rnnaudit.cells import output, step, trajectory
+from rnnaudit.cells import interface, output, step, trajectory
 from rnnaudit.model import Activation, Cell, ElmanCell, GRUCell, LSTMCell
 from tests import strategies
-from tests.references import onnxruntime_outputs
+from tests.references import close, onnxruntime_outputs
 from tests.strategies import ACTIVATIONS, KINDS, random_cell, random_inputs, random_states
 
 shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
-
-
-def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-12) -> None:
-    """Assert equality to ``tolerance`` relative to the largest entry (at least 1)."""
-    assert got.shape == wanted.shape
-    assert got.dtype == wanted.dtype
-    if wanted.numel():
-        assert (got - wanted).abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
 
 
 def autodiff_jacobian(cell: Cell, s: Tensor, x: Tensor) -> Tensor:
@@ -167,6 +159,26 @@ def test_one_input_drives_many_states(cell, seed):
     s, x = random_states(seed, cell, 3, 2), random_inputs(seed, cell)
     close(step(cell, s, x), step(cell, s, x.expand(3, 2, -1)))
     close(cells.jacobian(cell, s, x), cells.jacobian(cell, s, x.expand(3, 2, -1)))
+
+
+@settings(max_examples=30)
+@given(cell=strategies.cells(), seed=strategies.seeds)
+def test_many_inputs_drive_one_state(cell, seed):
+    s, x = random_states(seed, cell), random_inputs(seed, cell, 3, 2)
+    many = s.expand(3, 2, -1)
+    close(step(cell, s, x), step(cell, many, x))
+    close(cells.jacobian(cell, s, x), cells.jacobian(cell, many, x))
+    close(cells.jvp(cell, s, x, many), cells.jvp(cell, many, x, many))
+    close(cells.vjp(cell, s, x, many), cells.vjp(cell, many, x, many))
+
+
+@pytest.mark.parametrize("batch", [(2500,), (3, 700), (1, 2000), (1500, 1, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_a_large_batch_are_the_batch(kind, batch):
+    cell = random_cell(1, kind, 30, 2)
+    wide, x = random_states(2, cell, *batch), random_inputs(3, cell, *batch)
+    z = cells.drive(cell, x)
+    close(cells.advance(cell, wide, z), interface.next_state(cell, wide, z))
 
 
 @pytest.mark.parametrize("kind", KINDS)

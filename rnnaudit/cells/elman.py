@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rnnaudit.cells.activations import clipped_slope, clipped_value
-from rnnaudit.cells.interface import advance, drive, linearize
+from rnnaudit.cells.interface import drive, linearize, next_state
 from rnnaudit.model import ElmanCell
 
 
@@ -16,7 +16,7 @@ def _(cell: ElmanCell, x: Tensor) -> Tensor:
     return x @ cell.U.mT + cell.b
 
 
-@advance.register(ElmanCell)
+@next_state.register(ElmanCell)
 def _(cell: ElmanCell, s: Tensor, z: Tensor) -> Tensor:
     return clipped_value(cell.activation, z + s @ cell.W.mT, cell.clip)
 

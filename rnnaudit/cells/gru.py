@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rnnaudit.cells.activations import clipped_complement, clipped_slope, clipped_value
-from rnnaudit.cells.interface import advance, drive, linearize
+from rnnaudit.cells.interface import drive, linearize, next_state
 from rnnaudit.model import GRUCell
 
 
@@ -32,17 +33,15 @@ class _Gates:
 
 def _gates(cell: GRUCell, s: Tensor, drive_: Tensor) -> _Gates:
     H = cell.hidden_size
-    x_r, x_z, x_n = drive_.split(H, dim=-1)
-    if cell.reset_after:
-        u_r, u_z, q = (s @ cell.U.mT + cell.b_recurrent).split(H, dim=-1)
-    else:
-        u_r, u_z = (s @ cell.U[: 2 * H].mT + cell.b_recurrent[: 2 * H]).split(H, dim=-1)
-        q = u_r  # replaced below, once r is known
-    a_r, a_z = x_r + u_r, x_z + u_z
+    x_r, x_z, x_n = drive_.chunk(3, dim=-1)
+    U = cell.U if cell.reset_after else cell.U[: 2 * H]
+    u = s @ U.mT + cell.b_recurrent[: len(U)]
+    a_r, a_z = x_r + u[..., :H], x_z + u[..., H : 2 * H]
     r = clipped_value(cell.gate, a_r, cell.clip)
     z = clipped_value(cell.gate, a_z, cell.clip)
     rest = clipped_complement(cell.gate, a_z, cell.clip)
     if cell.reset_after:
+        q = u[..., 2 * H :]
         a_n = x_n + r * q
     else:
         q = (r * s) @ cell.U[2 * H :].mT + cell.b_recurrent[2 * H :]
@@ -56,7 +55,7 @@ def _(cell: GRUCell, x: Tensor) -> Tensor:
     return x @ cell.W.mT + cell.b_input
 
 
-@advance.register(GRUCell)
+@next_state.register(GRUCell)
 def _(cell: GRUCell, s: Tensor, z: Tensor) -> Tensor:
     gates = _gates(cell, s, z)
     return gates.rest * gates.n + gates.z * s
@@ -64,50 +63,56 @@ def _(cell: GRUCell, s: Tensor, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GRU:
-    """Diagonals of the derivative, each [..., H]: keep δh + D_z U_z δh + D_n (…)."""
+    """Diagonals of the derivative, each [..., H]."""
 
-    U_r: Tensor
-    U_z: Tensor
-    U_n: Tensor
+    U: Tensor  # [3H, H], gates r, z, n
     keep: Tensor  # z
     D_z: Tensor  # (h − n) z'
     D_n: Tensor  # (1 − z) n'
-    inner_r: Tensor  # q r' (reset after) or h r' (reset before)
+    D_r: Tensor  # q r' (reset after) or h r' (reset before)
     r: Tensor
     reset_after: bool
 
+    @property
+    def _H(self) -> int:
+        return int(self.U.shape[1])
+
+    @property
+    def _diagonals(self) -> tuple[Tensor, ...]:
+        return self.keep, self.D_z, self.D_n, self.D_r, self.r
+
     def jvp(self, V: Tensor) -> Tensor:
-        keep, D_z, D_n, inner, r = (
-            d.unsqueeze(-2) for d in (self.keep, self.D_z, self.D_n, self.inner_r, self.r)
-        )
-        reset = inner * (V @ self.U_r.mT)
+        keep, D_z, D_n, D_r, r = (d.unsqueeze(-2) for d in self._diagonals)
         if self.reset_after:
-            candidate = reset + r * (V @ self.U_n.mT)
+            a_r, a_z, a_n = (V @ self.U.mT).chunk(3, dim=-1)
+            inner = D_r * a_r + r * a_n
         else:
-            candidate = (reset + r * V) @ self.U_n.mT
-        return keep * V + D_z * (V @ self.U_z.mT) + D_n * candidate
+            a_r, a_z = (V @ self.U[: 2 * self._H].mT).chunk(2, dim=-1)
+            inner = (D_r * a_r + r * V) @ self.U[2 * self._H :].mT
+        return keep * V + D_z * a_z + D_n * inner
 
     def vjp(self, V: Tensor) -> Tensor:
-        keep, D_z, D_n, inner, r = (
-            d.unsqueeze(-2) for d in (self.keep, self.D_z, self.D_n, self.inner_r, self.r)
-        )
-        candidate = D_n * V
+        keep, D_z, D_n, D_r, r = (d.unsqueeze(-2) for d in self._diagonals)
+        through = keep * V
         if self.reset_after:
-            through = (inner * candidate) @ self.U_r + (r * candidate) @ self.U_n
+            inner = D_n * V
+            da = torch.cat([D_r * inner, D_z * V, r * inner], dim=-1)
         else:
-            back = candidate @ self.U_n
-            through = (inner * back) @ self.U_r + r * back
-        return keep * V + (D_z * V) @ self.U_z + through
+            inner = (D_n * V) @ self.U[2 * self._H :]
+            da = torch.cat([D_r * inner, D_z * V], dim=-1)
+            through = through + r * inner
+        return through + da @ self.U[: da.shape[-1]]
 
     def matrix(self) -> Tensor:
-        J = self.D_z.unsqueeze(-1) * self.U_z
+        U_r, U_z, U_n = self.U.chunk(3)
+        _, D_z, D_n, D_r, r = (d.unsqueeze(-1) for d in self._diagonals)
+        J = D_z * U_z
         if self.reset_after:
-            J.addcmul_((self.D_n * self.inner_r).unsqueeze(-1), self.U_r)
-            J.addcmul_((self.D_n * self.r).unsqueeze(-1), self.U_n)
+            J.addcmul_(D_n * D_r, U_r).addcmul_(D_n * r, U_n)
         else:
-            middle = self.inner_r.unsqueeze(-1) * self.U_r
-            middle.diagonal(dim1=-2, dim2=-1).add_(self.r)
-            J += self.D_n.unsqueeze(-1) * (self.U_n @ middle)
+            inner = D_r * U_r
+            inner.diagonal(dim1=-2, dim2=-1).add_(self.r)
+            J.addcmul_(D_n, U_n @ inner)
         J.diagonal(dim1=-2, dim2=-1).add_(self.keep)
         return J
 
@@ -118,15 +123,12 @@ def _(cell: GRUCell, s: Tensor, z: Tensor) -> _GRU:
     slope_r = clipped_slope(cell.gate, gates.a_r, cell.clip)
     slope_z = clipped_slope(cell.gate, gates.a_z, cell.clip)
     slope_n = clipped_slope(cell.candidate, gates.a_n, cell.clip)
-    U_r, U_z, U_n = cell.U.split(cell.hidden_size)
     return _GRU(
-        U_r,
-        U_z,
-        U_n,
+        cell.U,
         keep=gates.z,
         D_z=(s - gates.n) * slope_z,
         D_n=gates.rest * slope_n,
-        inner_r=(gates.q if cell.reset_after else s) * slope_r,
+        D_r=(gates.q if cell.reset_after else s) * slope_r,
         r=gates.r,
         reset_after=cell.reset_after,
     )

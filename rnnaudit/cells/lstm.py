@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.cells.activations import clipped_complement, clipped_slope, clipped_value
-from rnnaudit.cells.interface import advance, drive, linearize
+from rnnaudit.cells.interface import drive, linearize, next_state
 from rnnaudit.model import LSTMCell
 
 
@@ -36,7 +36,7 @@ class _Gates:
 
 def _gates(cell: LSTMCell, s: Tensor, z: Tensor) -> _Gates:
     h, c = s[..., : cell.hidden_size], s[..., cell.hidden_size :]
-    a_i, a_f, a_g, a_o = (z + h @ cell.U.mT).split(cell.cell_size, dim=-1)
+    a_i, a_f, a_g, a_o = (z + h @ cell.U.mT).chunk(4, dim=-1)
     if cell.peephole is not None:
         p_i, p_f, p_o = cell.peephole
         a_i, a_f = a_i + p_i * c, a_f + p_f * c
@@ -62,7 +62,7 @@ def _(cell: LSTMCell, x: Tensor) -> Tensor:
     return x @ cell.W.mT + cell.b
 
 
-@advance.register(LSTMCell)
+@next_state.register(LSTMCell)
 def _(cell: LSTMCell, s: Tensor, z: Tensor) -> Tensor:
     gates = _gates(cell, s, z)
     h = gates.o * clipped_value(cell.squash, gates.c_next, _squash_clip(cell))
@@ -73,53 +73,58 @@ def _(cell: LSTMCell, s: Tensor, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LSTM:
+    """Weights, and the diagonals of the derivative, each [..., H]."""
+
     U: Tensor  # [4H, P], gates i, f, g, o
     R: Tensor | None  # [P, H]
-    D: Tensor  # [..., 3H]: D_i, D_f, D_g side by side
+    D_i: Tensor
+    D_f: Tensor
+    D_g: Tensor
     F: Tensor
     B: Tensor
     O: Tensor  # noqa: E741
 
     @property
     def _H(self) -> int:
-        return int(self.F.shape[-1])
+        return int(self.U.shape[0]) // 4
+
+    @property
+    def _diagonals(self) -> tuple[Tensor, ...]:
+        return self.D_i, self.D_f, self.D_g, self.F, self.B, self.O
 
     def jvp(self, V: Tensor) -> Tensor:
-        P, H = self.U.shape[1], self._H
-        D, F, B, O = (d.unsqueeze(-2) for d in (self.D, self.F, self.B, self.O))  # noqa: E741
-        a = V[..., :P] @ self.U.mT
-        dc = F * V[..., P:] + (D * a[..., : 3 * H]).unflatten(-1, (3, H)).sum(-2)
-        dh = B * dc + O * a[..., 3 * H :]
+        P = self.U.shape[1]
+        D_i, D_f, D_g, F, B, O = (d.unsqueeze(-2) for d in self._diagonals)  # noqa: E741
+        a_i, a_f, a_g, a_o = (V[..., :P] @ self.U.mT).chunk(4, dim=-1)
+        dc = F * V[..., P:] + D_i * a_i + D_f * a_f + D_g * a_g
+        dh = B * dc + O * a_o
         if self.R is not None:
             dh = dh @ self.R.mT
         return torch.cat([dh, dc], dim=-1)
 
     def vjp(self, V: Tensor) -> Tensor:
         P = self.U.shape[1]
-        D, F, B, O = (d.unsqueeze(-2) for d in (self.D, self.F, self.B, self.O))  # noqa: E741
+        D_i, D_f, D_g, F, B, O = (d.unsqueeze(-2) for d in self._diagonals)  # noqa: E741
         dh = V[..., :P] if self.R is None else V[..., :P] @ self.R
         dc = V[..., P:] + B * dh
-        da = torch.cat([D * torch.cat([dc, dc, dc], dim=-1), O * dh], dim=-1)
+        da = torch.cat([D_i * dc, D_f * dc, D_g * dc, O * dh], dim=-1)
         return torch.cat([da @ self.U, F * dc], dim=-1)
 
     def matrix(self) -> Tensor:
         P, H = self.U.shape[1], self._H
-        U_i, U_f, U_g, U_o = self.U.split(H)
-        D_i, D_f, D_g = self.D.unsqueeze(-1).split(H, dim=-2)
-        J = self.F.new_zeros(*self.F.shape[:-1], P + H, P + H)
-        c_rows = J[..., P:, :]
-        torch.mul(D_i, U_i, out=c_rows[..., :P])
-        c_rows[..., :P].addcmul_(D_f, U_f).addcmul_(D_g, U_g)
-        c_rows[..., P:].diagonal(dim1=-2, dim2=-1).copy_(self.F)
+        U_i, U_f, U_g, U_o = self.U.chunk(4)
+        D_i, D_f, D_g, F, B, O = (d.unsqueeze(-1) for d in self._diagonals)  # noqa: E741
+        J = self.F.new_empty(*self.F.shape[:-1], P + H, P + H)
+        h_by_h, h_by_c = J[..., :P, :P], J[..., :P, P:]
+        c_by_h, c_by_c = J[..., P:, :P], J[..., P:, P:]
+        torch.mul(D_i, U_i, out=c_by_h).addcmul_(D_f, U_f).addcmul_(D_g, U_g)
+        c_by_c.zero_().diagonal(dim1=-2, dim2=-1).copy_(self.F)
         if self.R is None:
-            h_rows = J[..., :P, :]
-            torch.mul(self.B.unsqueeze(-1), c_rows[..., :P], out=h_rows[..., :P])
-            h_rows[..., :P].addcmul_(self.O.unsqueeze(-1), U_o)
-            h_rows[..., P:].diagonal(dim1=-2, dim2=-1).copy_(self.B * self.F)
+            torch.mul(B, c_by_h, out=h_by_h).addcmul_(O, U_o)
+            h_by_c.zero_().diagonal(dim1=-2, dim2=-1).copy_(self.B * self.F)
         else:
-            inner = self.B.unsqueeze(-1) * c_rows
-            inner[..., :P].addcmul_(self.O.unsqueeze(-1), U_o)
-            torch.matmul(self.R, inner, out=J[..., :P, :])
+            h_by_h.copy_(self.R @ (B * c_by_h).addcmul_(O, U_o))
+            torch.mul(self.R, (B * F).mT, out=h_by_c)
         return J
 
 
@@ -128,7 +133,7 @@ def _(cell: LSTMCell, s: Tensor, z: Tensor) -> _LSTM:
     gates = _gates(cell, s, z)
     slope_i = clipped_slope(cell.gate, gates.a_i, cell.clip)
     if cell.input_forget:
-        D_i, D_f = (gates.g - gates.c) * slope_i, torch.zeros_like(gates.c)
+        D_i, D_f = (gates.g - gates.c) * slope_i, torch.zeros_like(slope_i)
     else:
         D_i = gates.g * slope_i
         D_f = gates.c * clipped_slope(cell.gate, gates.a_f, cell.clip)
@@ -141,4 +146,4 @@ def _(cell: LSTMCell, s: Tensor, z: Tensor) -> _LSTM:
         p_i, p_f, p_o = cell.peephole
         F = F + D_f * p_f + D_i * p_i
         B = B + O * p_o
-    return _LSTM(cell.U, cell.projection, torch.cat([D_i, D_f, D_g], dim=-1), F, B, O)
+    return _LSTM(cell.U, cell.projection, D_i, D_f, D_g, F, B, O)

@@ -43,13 +43,12 @@ def truncated(recurrence: Recurrence, x: Tensor, depth: int) -> Tensor:
     ``depth`` Jacobi sweeps over the whole sequence: H⁽⁰⁾ = s_start, H⁽ʲ⁾_t = φ(H⁽ʲ⁻¹⁾_{t−1}, x_t),
     so that outputs with t ≤ depth are exact.
     """
-    cell = recurrence.cell
+    cell, T = recurrence.cell, x.shape[1]
     z = drive(cell, reads(recurrence, x))
-    start = recurrence.initial.value.to(x).expand(x.shape[0], 1, cell.state_size)
-    states = start.expand(-1, x.shape[1], -1)
-    for _ in range(min(depth, x.shape[1])):
-        states = advance(cell, torch.cat([start, states[:, :-1]], dim=1), z)
-    return reads(recurrence, output(cell, states))
+    states = recurrence.initial.value.to(x).repeat(x.shape[0], T + 1, 1)
+    for j in range(min(depth, T)):  # H⁽ʲ⁾ is exact up to t = j, so only later steps change
+        states[:, j + 1 :] = advance(cell, states[:, j:-1], z[:, j:])
+    return reads(recurrence, output(cell, states[:, 1:]))
 
 
 def run_layer(layer: Layer, x: Tensor) -> Tensor:
