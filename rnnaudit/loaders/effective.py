@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rnnaudit.loaders.exact import overclaims
+
 _LEAF = r"(?P<leaf>weight(?:_(?:ih|hh|hr)(?:_l\d+(?:_reverse)?)?)?)"
 _SUFFIXED = re.compile(rf"(?P<prefix>(?:.*[._/])?){_LEAF}_(?P<part>g|v|orig|u|raw)")
 _PARAMETRIZED = re.compile(rf"(?P<prefix>(?:.*\.)?)parametrizations\.{_LEAF}\.(?P<part>[\w.]+)")
@@ -70,6 +72,8 @@ def _rebuild(parts: Mapping[str, Tensor]) -> Tensor | str:
     names = set(parts)
     if names == {"raw"}:
         return parts["raw"]
+    if any(overclaims(part) for part in parts.values()):
+        return "its parts claim more elements than are stored"
     try:
         if names == {"g", "v"}:
             return _weight_norm(parts["v"], parts["g"])
@@ -87,7 +91,8 @@ def _rebuild(parts: Mapping[str, Tensor]) -> Tensor | str:
 
 def _weight_norm(v: Tensor, g: Tensor) -> Tensor:
     if g.ndim == 0:  # dim=None: one norm for the whole weight
-        return v * (g / torch.linalg.vector_norm(v))
+        norm: Tensor = torch.linalg.vector_norm(v)
+        return v * (g / norm)
     for dim, width in enumerate(v.shape):
         if tuple(g.shape) == tuple(width if axis == dim else 1 for axis in range(v.ndim)):
             weight: Tensor = torch._weight_norm(v, g, dim)

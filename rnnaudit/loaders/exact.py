@@ -27,7 +27,7 @@ def exact(name: str, tensor: Tensor) -> Tensor:
             f"{name} must be dense float16, bfloat16, float32 or float64, got "
             + came.removeprefix("torch.")
         )
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+    if overclaims(tensor):
         raise LoadError(
             f"{name} claims {tensor.numel()} elements, more than are stored",
             help="save it again after .contiguous()",
@@ -42,6 +42,13 @@ def exact(name: str, tensor: Tensor) -> Tensor:
             id="RA104",
         )
     return converted
+
+
+def overclaims(tensor: Tensor) -> bool:
+    """Whether a tensor repeats stored elements, and would grow when it is copied."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _kind(tensor: Tensor) -> str:

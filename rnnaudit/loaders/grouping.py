@@ -63,12 +63,12 @@ class Group:
     @property
     def root(self) -> str:
         """The wrappers in front of the module's own name, e.g. ``state_dict.model.``."""
-        return self.prefix[: len(self.prefix) - len(self._own())]
+        return wrappers(self.prefix)[-1]
 
     @property
     def name(self) -> str:
         """The module's name without wrappers; empty when there is nothing else."""
-        parts = self._own().rstrip("._/").split(".")
+        parts = self.prefix[len(self.root) :].rstrip("._/").split(".")
         return ".".join(part for part in parts if part not in _TRANSPARENT)
 
     @property
@@ -81,14 +81,17 @@ class Group:
         """Whether a wrapper says that this is an average or another copy."""
         return any(_COPY.search(part) for part in self.root.split("."))
 
-    def _own(self) -> str:
-        own = self.prefix
-        while "." in own:
-            head, _, rest = own.partition(".")
-            if head not in _WRAPPERS | _TRANSPARENT and not _COPY.search(head):
-                break
-            own = rest
-        return own
+
+def wrappers(name: str) -> list[str]:
+    """Return every prefix of a name that is made of wrappers only, the empty one first."""
+    found, end = [""], 0
+    while (dot := name.find(".", end)) >= 0:
+        part = name[end:dot]
+        if part not in _WRAPPERS | _TRANSPARENT and not _COPY.search(part):
+            break
+        end = dot + 1
+        found.append(name[:end])
+    return found
 
 
 def slot_of(name: str) -> tuple[str, Slot] | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.loaders.effective import Effective, effective
 from rnnaudit.loaders.exact import UnreadableError, exact
 from rnnaudit.loaders.grouping import Group, groups, one_of_each, slot_of
@@ -46,6 +46,8 @@ from rnnaudit.results import Finding, Skipped
 
 _NORMALISED = re.compile(r"(?:^|[._])(?:ln|(?:layer|batch)?_?norm\w*|bn)(?:[._]|$)", re.IGNORECASE)
 
+MOST_NAME = 1000
+
 Cells = tuple[tuple[Cell, ...], ...]
 """The cells of each layer, forward before reverse."""
 
@@ -73,15 +75,27 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
         LoadError: A weight is NaN or infinite, or larger than what is stored of it.
         UnsupportedModelError: There is no recurrence, or none that can be read.
     """
+    if (longest := max((len(name) for name in tensors), default=0)) > MOST_NAME:
+        raise LoadError(
+            f"{source.path} names a tensor with {longest} characters, and at most {MOST_NAME} "
+            "are read",
+            help="save the model's state_dict on its own",
+        )
     weights = effective(tensors)
     candidates = groups([*weights.tensors, *weights.failed])
     if not any(slot.part == "hh" for group in candidates for slot in group.keys):
         raise _nothing(source.path, tensors)
     kept, dropped, findings = one_of_each(candidates, weights.tensors)
+    strange = _strangers(kept, weights.tensors)
     read: list[tuple[Group, Cells]] = []
     skipped: list[Skipped] = []
     for group in kept:
         try:
+            if group.prefix in strange:
+                raise UnreadableError(
+                    f"{strange[group.prefix]} is no parameter of nn.RNN, nn.GRU or nn.LSTM, so "
+                    "that what the cell computes is not known"
+                )
             activation = source.activations.get(group.prefix, TANH)
             read.append((group, _cells(group, weights, activation)))
         except UnreadableError as reason:
@@ -196,7 +210,6 @@ def _cells(group: Group, weights: Effective, activation: Activation) -> Cells:
     for name in group.keys.values():
         if name in weights.failed:
             raise UnreadableError(f"{name}: {weights.failed[name]}")
-    _refuse_unknown_parts(group, weights.tensors)
     numbers = sorted({slot.layer for slot in group.keys})
     if numbers not in ([-1], list(range(len(numbers)))):
         missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
@@ -222,25 +235,29 @@ def _cells(group: Group, weights: Effective, activation: Activation) -> Cells:
     return cells
 
 
-def _refuse_unknown_parts(group: Group, tensors: Mapping[str, Tensor]) -> None:
-    """A cell with parameters of its own is not one of PyTorch's, whatever its weights are called.
+def _strangers(modules: Sequence[Group], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name one parameter, by module, that PyTorch's own cells do not have.
 
-    Raises:
-        UnreadableError: Such a parameter stands beside the weights or below them.
+    A cell with parameters of its own beside its weights, or with a normalisation below
+    them, is not one of PyTorch's, whatever its weights are called.
     """
-    known = set(group.keys.values())
+    named = {group.prefix: bool(group.name) for group in modules}
+    found: dict[str, str] = {}
     for name, tensor in tensors.items():
-        if name in known or not name.startswith(group.prefix) or not tensor.is_floating_point():
+        if slot_of(name) or not tensor.is_floating_point():
             continue
-        own = name[len(group.prefix) :]
-        if slot_of(own) or ("." in own and (not group.name or not _NORMALISED.search(own))):
-            continue
-        if "." not in own and is_learned_start(own):
-            continue
-        raise UnreadableError(
-            f"{name} is no parameter of nn.RNN, nn.GRU or nn.LSTM, so that what the cell computes "
-            "is not known"
-        )
+        start = 0
+        while start >= 0:
+            prefix, own = name[:start], name[start:]
+            if prefix in named and prefix not in found:
+                if "." in own:
+                    strange = named[prefix] and _NORMALISED.search(own) is not None
+                else:
+                    strange = not is_learned_start(own)
+                if strange:
+                    found[prefix] = name
+            start = name.find(".", start) + 1 or -1
+    return found
 
 
 def _parts(

@@ -44,9 +44,7 @@ _HARMLESS = (
     "numpy.dtype",
     "numpy.ndarray",
 )
-_BLOCKED = re.compile(
-    r"Unsupported global: GLOBAL (\S+) was not an allowed|unsupported GLOBAL (\S+) whose module"
-)
+_BLOCKED = re.compile(r"GLOBAL ([\w.]*\w) (?:was not an allowed|whose module)")
 
 
 class Opaque:
@@ -109,7 +107,7 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
             f"{path} is a damaged PyTorch file: {brief(error)}",
             help="write or download it again",
         ) from None
-    name = blocked[1] or blocked[2]
+    name = blocked[1]
     if name == "torch.ScriptObject":
         raise UnsupportedModelError(
             f"{path} holds packed quantised weights (torch.ScriptObject, as "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.loaders.exact import UnreadableError, exact
-from rnnaudit.loaders.grouping import Group
+from rnnaudit.loaders.grouping import Group, wrappers
 from rnnaudit.loaders.interface import listed
 from rnnaudit.model import Readout, Stack
 from rnnaudit.results import Finding
@@ -54,16 +54,17 @@ def surroundings(
         ordered: Whether that is the order in which the modules were made.
     """
     own = {name for group in read for name in group.keys.values()}
-    roots = sorted({group.root for group in read})
-    others = tuple({group.root for group in dropped} - set(roots))
+    roots = {group.root for group in read}
+    others = {group.root for group in dropped} - roots
     names = list(tensors)
     last = max(i for i, name in enumerate(names) if name in own)
     before: dict[str, dict[str, Tensor]] = {}
     after: dict[str, dict[str, Tensor]] = {}
     for i, name in enumerate(names):
         tensor = tensors[name]
-        root = next((root for root in roots if name.startswith(root)), None)
-        if name in own or root is None or (others and name.startswith(others)):
+        over = wrappers(name)
+        root = next((root for root in reversed(over) if root in roots), None)
+        if name in own or root is None or not others.isdisjoint(over):
             continue
         if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
