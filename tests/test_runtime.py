@@ -5,10 +5,12 @@ import re
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
-from rnnaudit import runtime
-from rnnaudit.errors import LoadError
+from rnnaudit import cells, runtime
+from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.loaders import load
 
 
 def model(nodes, inputs, outputs, constants=(), opset=17):
@@ -146,3 +148,32 @@ def test_a_description_of_something_else_is_refused(tmp_path):
 
 def test_nothing_to_run_runs_nothing():
     assert runtime.run(b"never read", []).outputs == []
+
+
+def test_what_each_layer_reads_is_captured_batch_first(tmp_path):
+    rng = np.random.default_rng(1)
+    weights = {
+        "W": rng.normal(size=(1, 4, 3)),
+        "R": rng.normal(size=(1, 4, 4)),
+        "V": rng.normal(size=(1, 4, 4)),
+    }
+    nodes = [
+        helper.make_node("Tanh", ["X"], ["x"]),
+        helper.make_node("RNN", ["x", "W", "R"], ["Y0"], name="low", hidden_size=4),
+        helper.make_node("Squeeze", ["Y0", "one"], ["y0"]),
+        helper.make_node("RNN", ["y0", "V", "R"], ["Y1"], name="high", hidden_size=4),
+    ]
+    proto = model(nodes, [("X", ["T", "N", 3])], [("Y1", None)], list(weights.items()))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    loaded = load(path)
+    x = draw(6, 2, 3)
+    found = runtime.layer_inputs(loaded, {"X": x})
+    assert list(found) == ["low[0]", "high[1]"]
+    low = torch.tanh(torch.from_numpy(x).double().transpose(0, 1))
+    torch.testing.assert_close(found["low[0]"], low, atol=1e-6, rtol=0)
+    high = cells.run_layer(loaded.stacks[0].layers[0], low)
+    torch.testing.assert_close(found["high[1]"], high, atol=1e-6, rtol=0)
+    with pytest.raises(UnsupportedModelError, match="could not run"):
+        runtime.layer_inputs(loaded, {"X": draw(6, 2, 5)})
