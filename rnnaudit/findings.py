@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rnnaudit.results import Severity
+from rnnaudit.results import Finding, Severity
 
 
 class Known(NamedTuple):
@@ -83,30 +83,6 @@ FINDINGS: tuple[Known, ...] = (
     ),
     Known(
         "RA110",
-        "note",
-        "The file holds several copies of the same recurrence, and one was read",
-        "save the copy you mean on its own to audit that one",
-    ),
-    Known(
-        "RA111",
-        "note",
-        "The nonlinearity of an Elman cell is not stored in this file: tanh is assumed",
-        "if the model was made with nonlinearity='relu', export it to ONNX, which says so",
-    ),
-    Known(
-        "RA112",
-        "note",
-        "What follows the recurrence is not one linear layer, and is not audited",
-        "errors are those of the recurrent output; export the model to ONNX to audit it whole",
-    ),
-    Known(
-        "RA113",
-        "warning",
-        "The model may start from a state that it learned; the audit starts from zero",
-        "export the model to ONNX, where the initial state is wired to the recurrence",
-    ),
-    Known(
-        "RA110",
         "warning",
         "ONNX Runtime and the operator's text clip an LSTM differently",
         "ONNX Runtime is followed; other runtimes may give other outputs",
@@ -140,6 +116,42 @@ FINDINGS: tuple[Known, ...] = (
         "warning",
         "An initial state is computed inside the model, and zero is assumed",
         "depths hold for runs that start from zero",
+    ),
+    Known(
+        "RA120",
+        "note",
+        "The file holds several copies of the same recurrence, and one was read",
+        "save the copy you mean on its own to audit that one",
+    ),
+    Known(
+        "RA121",
+        "note",
+        "The nonlinearity of an Elman cell is not stored in this file: tanh is assumed",
+        "if the model was made with nonlinearity='relu', export it to ONNX, which says so",
+    ),
+    Known(
+        "RA122",
+        "note",
+        "What follows the recurrence is not one linear layer, and is not audited",
+        "errors are those of the recurrent output; export the model to ONNX to audit it whole",
+    ),
+    Known(
+        "RA123",
+        "warning",
+        "The model may start from a state that it learned; the audit starts from zero",
+        "export the model to ONNX, where the initial state is wired to the recurrence",
+    ),
+    Known(
+        "RA124",
+        "note",
+        "The model keeps its state between calls",
+        "audited as if every sequence began from zero; reset the state before each sequence",
+    ),
+    Known(
+        "RA125",
+        "warning",
+        "Dropout is active in this file: it was traced or exported in training mode",
+        "call model.eval() before the export; the audit is of the model without dropout",
     ),
     Known(
         "RA201",
@@ -184,6 +196,24 @@ FINDINGS: tuple[Known, ...] = (
         "raise --time-budget; numbers of this run may differ from those of the next",
     ),
     Known(
+        "RA207",
+        "note",
+        "The data were given to one of several stacks",
+        "choose another with --layer",
+    ),
+    Known(
+        "RA209",
+        "warning",
+        "The state becomes infinite or NaN on some sequences",
+        "check the range of the inputs; a cell that diverges has no truncation",
+    ),
+    Known(
+        "RA210",
+        "warning",
+        "A recurrence was not measured on what it sees",
+        "its numbers hold for synthetic inputs only; give --data of the graph's own kind",
+    ),
+    Known(
         "RA301",
         "warning",
         "The depth rests on evidence weaker than a proof",
@@ -223,3 +253,13 @@ def known(id: str) -> Known:  # noqa: A002
         KeyError: No such id was ever given out.
     """
     return {finding.id: finding for finding in FINDINGS}[id]
+
+
+def finding(id: str, where: str, message: str) -> Finding:  # noqa: A002
+    """Make a finding with the severity and the help that its identity has.
+
+    Raises:
+        KeyError: No such id was ever given out.
+    """
+    what = known(id)
+    return Finding(id, what.severity, where, message, what.help)

@@ -220,7 +220,7 @@ def test_of_weights_and_their_average_the_weights_are_read_and_the_other_is_name
     assert stack.name == "encoder"
     assert torch.equal(stack.layers[0].recurrences[0].cell.U, module.weight_hh_l0.double())
     [finding] = model.findings
-    assert finding.id == "RA110"
+    assert finding.id == "RA120"
     assert "state_dict.ema.encoder was not" in finding.message
 
 
@@ -271,7 +271,7 @@ def test_the_order_of_safetensors_says_nothing_about_what_follows(tmp_path: Path
     save_file(modules.state_dict(), tmp_path / "m.safetensors")
     model = load(tmp_path / "m.safetensors")
     assert only(model).readout is None
-    assert ids(model) == ["RA112"]
+    assert ids(model) == ["RA122"]
 
 
 # The readout.
@@ -322,7 +322,7 @@ def test_whatever_could_be_meant_otherwise_is_no_readout(
     assert only(model).readout is None
     assert not model.whole
     [finding] = model.findings
-    assert finding.id == "RA112"
+    assert finding.id == "RA122"
     assert next(iter(after)) in finding.message
 
 
@@ -332,15 +332,18 @@ def test_whatever_could_be_meant_otherwise_is_no_readout(
 def test_an_assumed_nonlinearity_is_a_finding(saved: Saved) -> None:
     model = load(saved(nn.RNN(3, 4, nonlinearity="relu").state_dict()))
     [finding] = model.findings
-    assert (finding.id, finding.where) == ("RA111", "elman")
+    assert (finding.id, finding.where) == ("RA121", "elman")
     assert "tanh is assumed, and ReLU is possible" in finding.message
 
 
-def test_a_learned_initial_state_is_a_finding(saved: Saved) -> None:
+@pytest.mark.parametrize(("value", "id_"), [(1.0, "RA123"), (0.0, "RA124")])
+def test_an_initial_state_beside_the_weights_is_a_finding(
+    saved: Saved, value: float, id_: str
+) -> None:
     module = nn.ModuleDict({"rnn": nn.GRU(3, 4)})
-    module.register_parameter("h0", nn.Parameter(torch.ones(1, 1, 4)))
+    module.register_parameter("h0", nn.Parameter(torch.full((1, 1, 4), value)))
     model = load(saved(module.state_dict()))
-    assert ("RA113", "h0") in [(finding.id, finding.where) for finding in model.findings]
+    assert (id_, "h0") in [(finding.id, finding.where) for finding in model.findings]
     assert not model.whole
 
 

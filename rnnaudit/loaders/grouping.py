@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rnnaudit.findings import finding
 from rnnaudit.results import Finding
 
 _KEY = re.compile(
@@ -140,12 +141,10 @@ def one_of_each(
         dropped.append(group)
         same = "is the same tensors" if kept.get(memory) else "has the same shapes"
         findings.append(
-            Finding(
-                "RA110",
-                "note",
+            finding(
+                "RA120",
                 twin.where,
                 f"{group.where} {same}; {twin.where} was read, {group.where} was not",
-                "save the copy you mean on its own to audit that one",
             )
         )
     remaining = {id(group) for group in kept.values()}

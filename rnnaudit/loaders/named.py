@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.findings import finding
 from rnnaudit.loaders.effective import Effective, effective
 from rnnaudit.loaders.exact import UnreadableError, exact
 from rnnaudit.loaders.grouping import Group, groups, one_of_each, slot_of
 from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.surroundings import (
-    is_learned_start,
-    learned_starts,
+    is_start,
     not_audited,
+    other_starts,
     readout,
     surroundings,
 )
@@ -134,7 +135,7 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
             *findings,
             *_assumed_tanh(assumed),
             *(not_audited(around, stacks[-1].name) if head is None else ()),
-            *learned_starts(around, stacks),
+            *other_starts(around, stacks),
         ),
     )
 
@@ -162,13 +163,11 @@ def _nothing(path: Path, tensors: Mapping[str, Tensor]) -> UnsupportedModelError
 
 def _assumed_tanh(names: Sequence[str]) -> tuple[Finding, ...]:
     return tuple(
-        Finding(
-            "RA111",
-            "note",
+        finding(
+            "RA121",
             name,
             "a state_dict does not store an Elman cell's nonlinearity: tanh is assumed, and "
             "ReLU is possible",
-            "if the model was made with nonlinearity='relu', export it to ONNX, which says so",
         )
         for name in names
     )
@@ -253,7 +252,7 @@ def _strangers(modules: Sequence[Group], tensors: Mapping[str, Tensor]) -> dict[
                 if "." in own:
                     strange = named[prefix] and _NORMALISED.search(own) is not None
                 else:
-                    strange = not is_learned_start(own)
+                    strange = not is_start(own)
                 if strange:
                     found[prefix] = name
             start = name.find(".", start) + 1 or -1

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rnnaudit.loaders.exact import UnreadableError, exact
+from rnnaudit.findings import finding
+from rnnaudit.loaders.exact import UnreadableError, exact, overclaims
 from rnnaudit.loaders.grouping import Group, wrappers
 from rnnaudit.loaders.interface import listed
 from rnnaudit.model import Readout, Stack
 from rnnaudit.results import Finding
 
-_LEARNED_START = re.compile(
+_START = re.compile(
     r"[hcs]_?0|init(?:ial)?_?(?:[hcs]|hidden|state|cell)(?:_state)?|(?:hidden|cell)_?(?:state|init)"
 )
 
@@ -107,41 +108,44 @@ def not_audited(around: Surroundings, where: str) -> tuple[Finding, ...]:
     names = [module or next(iter(leaves)) for module, leaves in around.after.items()]
     stand = "follows" if around.ordered else "stands beside"
     return (
-        Finding(
-            "RA112",
-            "note",
+        finding(
+            "RA122",
             where,
             f"no readout is taken: what {stand} the recurrence ({listed(names)}) is not one "
             "linear layer of its width, and these files do not say how it is wired",
-            "errors are those of the recurrent output; export the model to ONNX to audit it whole",
         ),
     )
 
 
-def learned_starts(around: Surroundings, stacks: Sequence[Stack]) -> tuple[Finding, ...]:
-    """Warn of tensors that look like a learned initial state, which the audit does not use."""
+def other_starts(around: Surroundings, stacks: Sequence[Stack]) -> tuple[Finding, ...]:
+    """Warn of tensors that look like an initial state, which the audit does not use.
+
+    One that is all zero starts the model where the audit starts, and may be a buffer in
+    which the state is kept between calls.
+    """
     widths = {
         width
         for stack in stacks
         for r in stack.recurrences()
         for width in (r.cell.hidden_size, r.cell.state_size - r.cell.hidden_size)
     }
-    return tuple(
-        Finding(
-            "RA113",
-            "warning",
-            f"{module}.{leaf}" if module else leaf,
-            f"looks like a learned initial state (shape {tuple(tensor.shape)}); the audit starts "
-            "from zero",
-            "export the model to ONNX, where the initial state is wired to the recurrence",
-        )
-        for modules in (around.before, around.after)
-        for module, leaves in modules.items()
-        for leaf, tensor in leaves.items()
-        if is_learned_start(leaf) and tensor.ndim > 0 and tensor.shape[-1] in widths
-    )
+    findings = []
+    for modules in (around.before, around.after):
+        for module, leaves in modules.items():
+            for leaf, tensor in leaves.items():
+                if not is_start(leaf) or tensor.ndim == 0 or tensor.shape[-1] not in widths:
+                    continue
+                where = f"{module}.{leaf}" if module else leaf
+                shape = tuple(tensor.shape)
+                if not overclaims(tensor) and tensor.any():
+                    text = f"looks like a learned initial state (shape {shape})"
+                    findings.append(finding("RA123", where, f"{text}; the audit starts from zero"))
+                else:
+                    text = f"a state of zeros (shape {shape}) that the model may keep between calls"
+                    findings.append(finding("RA124", where, text))
+    return tuple(findings)
 
 
-def is_learned_start(leaf: str) -> bool:
-    """Whether a parameter's own name is one that people give to a learned initial state."""
-    return _LEARNED_START.fullmatch(leaf) is not None
+def is_start(leaf: str) -> bool:
+    """Whether a parameter's own name is one that people give to an initial state."""
+    return _START.fullmatch(leaf) is not None
