@@ -1,0 +1,706 @@
+"""How deep a truncation must be on data: every restart of a sequence is run at once.
+
+The depth-k output at time t is the state that was restarted from s_start at t − k. Restarted
+everywhere at once, all states advance together, so that sweep k yields the depth-k error of
+every position. A restart whose state has merged with the true run is dropped: the cost
+follows the depth that the model needs, not the length of the data.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rnnaudit import cells
+from rnnaudit.model import Cell, Layer, LSTMCell, Readout, Recurrence, Stack
+from rnnaudit.results import EPSILONS, CurvePoint, Finding, MeasuredDepth
+
+Norm = Literal["max", "2"]
+Progress = Callable[[float], None]
+
+# Two states that agree to this, relative to the largest |s| or 1, count as merged. It is
+# 10⁶ below the smallest ε that reports use and 10³ above float64's rounding of such states,
+# so a merged restart would have to be magnified a million times before it could matter.
+MERGED = 1e-12
+# Layerwise studies of several layers stop here: each further depth starts again from 0.
+SETTLED = 1e-9
+
+FEW = 20  # below this, 95 % confidence allows 14 % of sequences to exceed ε
+
+_STAGE = 8  # sweeps that one block of restarts makes before the next block has its turn
+_BLOCK = 1 << 18  # numbers of a block's drive: it then stays in the cache
+_BYTES = 1 << 29  # trajectories and restarts that are held at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DepthStudy:
+    """Errors of every truncation depth that was evaluated.
+
+    Attributes:
+        errors: Largest error over positions and output units, [N, D] for the N sequences
+            and D depths; infinite where a state is not finite, or beyond a horizon.
+        depths: The depths, ascending from 0; every one of them, or a grid.
+        lengths: Length T of each sequence.
+        horizons: Depth up to which each sequence was evaluated: its length unless the time
+            budget ended first. All errors beyond ``depths[-1]`` are then below ``floor``.
+        norm: ``max`` or ``2``, over the output units of one position.
+        floor: Relative state difference below which a restart counts as merged.
+    """
+
+    errors: Tensor
+    depths: tuple[int, ...]
+    lengths: tuple[int, ...]
+    horizons: tuple[int, ...]
+    norm: Norm = "max"
+    floor: float = MERGED
+
+    @property
+    def T(self) -> int:
+        """Length of the longest sequence."""
+        return max(self.lengths)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sequence was evaluated up to its length."""
+        return self.horizons == self.lengths
+
+    @property
+    def every_depth(self) -> bool:
+        """Whether no depth was left out up to the last one."""
+        return self.depths == tuple(range(len(self.depths)))
+
+    def needed(self, eps: float) -> tuple[int | None, ...]:
+        """Return K_i(ε) of each sequence.
+
+        It is the smallest depth such that it and every later one keep the error ≤ ε at all
+        positions. None where that exceeds half of what the sequence can show.
+        """
+        return tuple(
+            self._needed(errors, horizon, eps)
+            for errors, horizon in zip(self.errors.tolist(), self.horizons, strict=True)
+        )
+
+    def _needed(self, errors: Sequence[float], horizon: int, eps: float) -> int | None:
+        known = bisect_right(self.depths, horizon)
+        wrong = [i for i in range(known) if not errors[i] <= eps]
+        if not wrong:
+            return 0
+        if not math.isfinite(errors[wrong[-1]]):
+            return None
+        if wrong[-1] + 1 < known:
+            k = self.depths[wrong[-1] + 1]
+        elif self.every_depth:  # all restarts have merged by the next, or none is left
+            k = self.depths[wrong[-1]] + 1
+        else:
+            k = horizon
+        return k if 2 * k <= horizon else None
+
+
+def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
+    """Join studies of one model on sequences of several lengths; a grid must be shared.
+
+    Raises:
+        ValueError: The studies differ in their norm, or one has a grid of its own.
+    """
+    longest = max(studies, key=lambda study: len(study.depths))
+    for study in studies:
+        if study.norm != longest.norm or study.depths != longest.depths[: len(study.depths)]:
+            raise ValueError("studies must share their norm and depths to be pooled")
+    D = len(longest.depths)
+    return DepthStudy(
+        errors=torch.cat(
+            [torch.nn.functional.pad(s.errors, (0, D - len(s.depths))) for s in studies]
+        ),
+        depths=longest.depths,
+        lengths=tuple(T for study in studies for T in study.lengths),
+        horizons=tuple(h for study in studies for h in study.horizons),
+        norm=longest.norm,
+        floor=max(study.floor for study in studies),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _System:
+    """Cells that feed one another and are restarted together; their states side by side."""
+
+    cells: tuple[Cell, ...]
+    start: Tensor
+    readout: Readout | None
+
+    @property
+    def width(self) -> int:
+        """Numbers that one restart keeps in the cache during a step."""
+        return max(5 * cell.state_size for cell in self.cells)
+
+    def advance(self, s: Tensor, z: Tensor) -> Tensor:
+        """Step every cell once; z [..., Z] drives the first."""
+        if len(self.cells) == 1:
+            return cells.advance(self.cells[0], s, z)
+        states: list[Tensor] = []
+        for cell, before in zip(self.cells, s.split(self._sizes, dim=-1), strict=True):
+            if states:
+                z = cells.drive(cell, cells.output(self.cells[len(states) - 1], states[-1]))
+            states.append(cells.advance(cell, before, z))
+        return torch.cat(states, dim=-1)
+
+    def deviation(self, gap: Tensor, norm: Norm) -> Tensor:
+        """Return the size [...] of the output's deviation under a state's gap [..., S]."""
+        last = gap[..., gap.shape[-1] - self.cells[-1].state_size :]
+        return _size(_read(cells.output(self.cells[-1], last), self.readout), norm)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [cell.state_size for cell in self.cells]
+
+
+def _read(gap: Tensor, readout: Readout | None) -> Tensor:
+    return gap if readout is None else gap @ readout.A.mT
+
+
+def _size(gap: Tensor, norm: Norm) -> Tensor:
+    """Return the norm over the last axis; what is not a number counts as infinite."""
+    size = gap.abs().amax(-1) if norm == "max" else torch.linalg.vector_norm(gap, dim=-1)
+    return size.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+class _Clock:
+    """A share of the time budget; without a budget it never ends."""
+
+    def __init__(self, budget_s: float | None) -> None:
+        """Start now."""
+        self._end = None if budget_s is None else time.monotonic() + budget_s
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return self._end is not None and time.monotonic() >= self._end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _How:
+    """How to measure: the norm, what counts as merged, the time, and whom to tell."""
+
+    norm: Norm
+    floor: float
+    clock: _Clock
+    report: Progress
+
+    @classmethod
+    def of(
+        cls, norm: Norm, floor: float, budget_s: float | None, progress: Progress | None
+    ) -> _How:
+        """Start the clock."""
+        return cls(norm, floor, _Clock(budget_s), progress or (lambda share: None))
+
+
+def study_recurrence(
+    recurrence: Recurrence,
+    x: Tensor,
+    *,
+    readout: Readout | None = None,
+    norm: Norm = "max",
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+    floor: float = MERGED,
+) -> DepthStudy:
+    """Measure every truncation depth of one recurrence on sequences x [N, T, I].
+
+    Args:
+        recurrence: The cell, its start and its direction.
+        x: Inputs of this recurrence, aligned with time (a reverse one reads them backwards).
+        readout: Errors are taken after this layer where it is given.
+        norm: ``max`` over output units, or ``2``.
+        budget_s: Stop after this many seconds; the study then says how far it came.
+        progress: Called with the share of the work that is done.
+        floor: Relative difference of states that counts as merged.
+    """
+    system = _System((recurrence.cell,), recurrence.initial.value, readout)
+    return _study(system, cells.reads(recurrence, x), _How.of(norm, floor, budget_s, progress))
+
+
+def study_stack(
+    stack: Stack,
+    x: Tensor,
+    *,
+    norm: Norm = "max",
+    layerwise: bool | None = None,
+    epsilons: Sequence[float] = EPSILONS,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+    floor: float = MERGED,
+) -> DepthStudy:
+    """Measure truncation depths of a whole stack, through its readout, on x [N, T, I].
+
+    Where all layers run in one direction they are restarted together: depth k is the model
+    run on a window of its last k inputs. Otherwise, or where ``layerwise`` asks for it,
+    each recurrence is truncated to the same depth on its own. With one layer every depth
+    is evaluated; with several, a grid of depths, refined around each of ``epsilons``.
+
+    Args:
+        stack: The layers and the readout.
+        x: Inputs, aligned with time.
+        norm: ``max`` over output units, or ``2``.
+        layerwise: Force one form or the other; layers of both directions have only one.
+        epsilons: Where a grid of depths is refined.
+        budget_s: Stop after this many seconds; the study then says how far it came.
+        progress: Called with the share of the work that is done.
+        floor: Relative difference of states that counts as merged.
+    """
+    how = _How.of(norm, floor, budget_s, progress)
+    recurrences = list(stack.recurrences())
+    one_way = len({r.reverse for r in recurrences}) == 1 and not any(
+        layer.bidirectional for layer in stack.layers
+    )
+    if one_way and not layerwise:
+        system = _System(
+            tuple(r.cell for r in recurrences),
+            torch.cat([r.initial.value for r in recurrences]),
+            stack.readout,
+        )
+        return _study(system, cells.reads(recurrences[0], x), how)
+    if len(stack.layers) == 1:
+        return _study_layer(stack.layers[0], stack.readout, x, how)
+    return _study_grid(stack, x, epsilons, how)
+
+
+def _study(system: _System, x: Tensor, how: _How) -> DepthStudy:
+    """Study x in groups of sequences that fit in memory together, the budget shared evenly."""
+    N, T, _ = x.shape
+    numbers = T * (3 * system.start.shape[0] + system.width)
+    parts = x.split(max(1, min(N, _BYTES // (8 * numbers))))
+    studies = []
+    for i, part in enumerate(parts):
+
+        def report(share: float, before: int = i) -> None:
+            how.report((before + share) / len(parts))
+
+        left = how.clock.left
+        clock = _Clock(None if left is None else left / (len(parts) - i))
+        restarts = _Restarts(system, part, replace(how, clock=clock, report=report))
+        studies.append(restarts.study())
+    return pool(studies)
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """Restarts that sweep together: their rows p·N + n, ascending, and their states."""
+
+    rows: Tensor
+    states: Tensor
+    contiguous: bool = True
+
+    def take(self, values: Tensor, shift: int) -> Tensor:
+        """Return the rows of ``values`` that lie ``shift`` after the restarts' own."""
+        if self.contiguous:
+            return values.narrow(0, int(self.rows[0]) + shift, len(self.rows))
+        return values[self.rows + shift]
+
+    def end(self, rows: int) -> None:
+        """Drop the restarts whose data have ended: all rows from this one on."""
+        alive = int(torch.searchsorted(self.rows, rows))
+        self.rows, self.states = self.rows[:alive], self.states[:alive]
+
+    def keep(self, apart: Tensor) -> None:
+        """Drop merged restarts, once they are enough to pay for the move."""
+        alive = int(apart.sum())
+        if alive < 0.85 * len(self.rows):
+            self.rows, self.states = self.rows[apart], self.states[apart]
+            self.contiguous = False
+
+
+class _Restarts:
+    """All restarts of a group of sequences [N, T, I], time first so that a shift is a slice."""
+
+    def __init__(self, system: _System, x: Tensor, how: _How) -> None:
+        """Run the true trajectories and place a restart after each step but the last."""
+        self.system, self.how = system, how
+        self.N, self.T, _ = x.shape
+        z = cells.drive(system.cells[0], x.transpose(0, 1))
+        true = x.new_empty(self.T, self.N, system.start.shape[0])
+        s = system.start.to(x).expand(self.N, -1)
+        for t in range(self.T):
+            s = system.advance(s, z[t])
+            true[t] = s
+        self.z, self.true = z.flatten(0, 1), true.flatten(0, 1)
+        self.near = how.floor * true.abs().amax((0, 2)).clamp(min=1)
+        # A sequence that overflows has no error to measure: infinite at every depth.
+        self.finite = true.isfinite().all(-1).all(0)
+        first = torch.arange(self.N, self.T * self.N)
+        first = first[self.finite[first % self.N]]
+        count = max(64, _BLOCK // system.width)
+        start = system.start.to(x)
+        self.blocks = [
+            _Block(rows, start.expand(len(rows), -1), bool(self.finite.all()))
+            for rows in first.split(count)
+            if len(rows)
+        ]
+
+    def study(self) -> DepthStudy:
+        """Sweep in stages until all restarts have merged, the data or the budget end."""
+        T, clock = self.T, self.how.clock
+        gap = self.system.start - self.true
+        size = self.system.deviation(gap, self.how.norm).reshape(T, self.N)
+        errors = [size.amax(0)]
+        work = T * (T - 1) / 2 * max(1, self.N)
+        while self.blocks and not clock.over():
+            first = len(errors)
+            stage = torch.zeros(_STAGE, self.N, dtype=self.true.dtype)
+            for block in self.blocks:
+                for j in range(_STAGE):
+                    if len(block.rows):
+                        self._sweep(block, first + j, stage[j])
+                if clock.over() and block is not self.blocks[-1]:
+                    return self._result(errors, horizon=first - 1)
+            errors.extend(stage)
+            self.blocks = [block for block in self.blocks if len(block.rows)]
+            self.how.report(1 - min(1.0, self._left(len(errors) - 1) / max(1.0, work)))
+        return self._result(errors, horizon=len(errors) - 1 if self.blocks else T)
+
+    def _sweep(self, block: _Block, depth: int, worst: Tensor) -> None:
+        """Advance a block to this depth; raise ``worst`` [N] to its errors."""
+        shift = (depth - 1) * self.N
+        block.end(self.T * self.N - shift)
+        if not len(block.rows):
+            return
+        block.states = self.system.advance(block.states, block.take(self.z, shift))
+        gap = block.states - block.take(self.true, shift)
+        sequence = block.rows % self.N
+        worst.scatter_reduce_(0, sequence, self.system.deviation(gap, self.how.norm), "amax")
+        block.keep(~(gap.abs().amax(-1) <= self.near[sequence]))
+
+    def _left(self, depth: int) -> float:
+        """Return the steps that the living restarts could still make."""
+        ends = self.T - 1 - depth
+        return float(sum(((ends - b.rows // self.N).clamp(min=0) + 1).sum() for b in self.blocks))
+
+    def _result(self, errors: list[Tensor], horizon: int) -> DepthStudy:
+        table = torch.stack(errors, dim=1)
+        if horizon >= self.T:
+            # Depths of zero error at the end are those after the last restart has merged.
+            some = table[self.finite].any(0).nonzero()
+            table = table[:, : int(some.max()) + 1 if len(some) else 1]
+        table[~self.finite] = math.inf
+        return DepthStudy(
+            errors=table,
+            depths=tuple(range(table.shape[1])),
+            lengths=(self.T,) * self.N,
+            horizons=(min(horizon, self.T),) * self.N,
+            norm=self.how.norm,
+            floor=self.how.floor,
+        )
+
+
+class _Sweeps:
+    """Jacobi sweeps over one recurrence: after j of them, ``states`` are of depth j.
+
+    Only positions from j on are kept (all before are exact): states [N, T − j, S].
+    """
+
+    def __init__(self, recurrence: Recurrence, x: Tensor) -> None:
+        """Run the true trajectory of inputs x [N, T, I]; all restarts are at s_start."""
+        self.recurrence = recurrence
+        start = recurrence.initial.value.to(x)
+        self.z = cells.drive(recurrence.cell, cells.reads(recurrence, x))
+        self.true = cells.trajectory(recurrence.cell, cells.reads(recurrence, x), start)
+        self.states = start.expand_as(self.true)
+        self.scale = self.true.abs().amax((1, 2)).clamp(min=1)
+
+    def sweep(self) -> None:
+        """Go one depth further."""
+        behind = self.states[:, :-1]
+        z = self.z[:, self.z.shape[1] - behind.shape[1] :]
+        self.states = cells.advance(self.recurrence.cell, behind, z)
+
+    @property
+    def _gap(self) -> Tensor:
+        return self.states - self.true[:, self.true.shape[1] - self.states.shape[1] :]
+
+    def merged(self, floor: float) -> bool:
+        """Whether every restart has merged with the true run."""
+        gap = self._gap
+        return gap.numel() == 0 or bool((gap.abs().amax((1, 2)) <= floor * self.scale).all())
+
+    def gap(self) -> Tensor:
+        """Return the outputs' deviations [N, T, H], aligned with time."""
+        gap = cells.output(self.recurrence.cell, self._gap)
+        exact = self.true.shape[1] - gap.shape[1]
+        return cells.reads(self.recurrence, torch.nn.functional.pad(gap, (0, 0, exact, 0)))
+
+    def outputs(self) -> Tensor:
+        """Return the outputs [N, T, H], aligned with time."""
+        true = cells.output(self.recurrence.cell, self.true)
+        return cells.reads(self.recurrence, true) + self.gap()
+
+
+def _study_layer(layer: Layer, readout: Readout | None, x: Tensor, how: _How) -> DepthStudy:
+    """Truncate both directions of one layer to every depth, one sweep for each."""
+    N, T, _ = x.shape
+    runs = [_Sweeps(recurrence, x) for recurrence in layer.recurrences]
+    errors: list[Tensor] = []
+    settled = False
+    while not errors or not (settled or how.clock.over()):
+        if errors:
+            for run in runs:
+                run.sweep()
+        gap = torch.cat([run.gap() for run in runs], dim=-1)
+        errors.append(_size(_read(gap, readout), how.norm).amax(1))
+        settled = len(errors) == T or all(run.merged(how.floor) for run in runs)
+        how.report(1.0 if settled else len(errors) / T)
+    horizon = T if settled else len(errors) - 1
+    return DepthStudy(
+        errors=torch.stack(errors, dim=1),
+        depths=tuple(range(len(errors))),
+        lengths=(T,) * N,
+        horizons=(horizon,) * N,
+        norm=how.norm,
+        floor=how.floor,
+    )
+
+
+def _truncated(stack: Stack, x: Tensor, depth: int, floor: float) -> Tensor:
+    """Return the last layer's outputs [N, T, F], each recurrence truncated to ``depth``."""
+    for layer in stack.layers:
+        outputs = []
+        for recurrence in layer.recurrences:
+            run = _Sweeps(recurrence, x)
+            for _ in range(min(depth, x.shape[1])):
+                if run.merged(floor):
+                    break
+                run.sweep()
+            outputs.append(run.outputs())
+        x = torch.cat(outputs, dim=-1)
+    return x
+
+
+def _grid(T: int) -> Iterator[int]:
+    """Yield 0, 1, 2, 3, 4, 6, 8, 12, 16, … below T."""
+    yield 0
+    power = 1
+    while power < T:
+        yield power
+        if power > 1 and power * 3 // 2 < T:
+            yield power * 3 // 2
+        power *= 2
+
+
+def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -> DepthStudy:
+    """Truncate every recurrence to the depths of a grid, then between those that decide.
+
+    The grid ends where the error has settled, or where every sequence is already known to
+    need more than the data can show.
+    """
+    N, T, _ = x.shape
+    true = _truncated(stack, x, T, how.floor)
+    table: dict[int, Tensor] = {}
+
+    def evaluate(depth: int) -> Tensor:
+        gap = _truncated(stack, x, depth, how.floor) - true
+        table[depth] = _size(_read(gap, stack.readout), how.norm).amax(1)
+        return table[depth]
+
+    horizon = T
+    for depth in _grid(T):
+        if table and how.clock.over():
+            horizon = max(table)
+            break
+        errors = evaluate(depth)
+        how.report(depth / T)
+        if bool((errors <= SETTLED).all()):
+            break
+        if 2 * depth > T and bool((errors > max(epsilons)).all()):
+            break
+    for eps in epsilons:
+        while not how.clock.over():
+            depths = sorted(table)
+            wrong = [k for k in depths if not bool((table[k] <= eps).all())]
+            later = depths[depths.index(wrong[-1]) + 1 :] if wrong else []
+            if not later or later[0] - wrong[-1] == 1:
+                break
+            evaluate((wrong[-1] + later[0]) // 2)
+    how.report(1.0)
+    depths = sorted(table)
+    return DepthStudy(
+        errors=torch.stack([table[k] for k in depths], dim=1),
+        depths=tuple(depths),
+        lengths=(T,) * N,
+        horizons=(horizon,) * N,
+        norm=how.norm,
+        floor=SETTLED,
+    )
+
+
+def exceed_probability(sequences: int, failures: int, confidence: float) -> float:
+    """Return the Clopper–Pearson upper bound on the share of sequences that exceed ε.
+
+    ``failures`` is how many of the measured sequences were allowed to exceed it, fixed
+    before the data were looked at (Clopper & Pearson, 1934); ties keep the bound valid.
+    """
+    if failures >= sequences:
+        return 1.0
+    if failures == 0:
+        return float(-math.expm1(math.log1p(-confidence) / sequences))
+    from scipy.stats import beta
+
+    return float(beta.ppf(confidence, failures + 1, sequences - failures))
+
+
+def allowed_failures(sequences: int, exceed: float, confidence: float) -> int | None:
+    """Return the most failures whose bound still is ≤ ``exceed``; None where none suffice."""
+    allowed = None
+    for failures in range(sequences):
+        if exceed_probability(sequences, failures, confidence) > exceed:
+            break
+        allowed = failures
+    return allowed
+
+
+def measured_depth(
+    study: DepthStudy,
+    eps: float,
+    *,
+    confidence: float = 0.95,
+    synthetic: bool = False,
+    failures: int = 0,
+) -> MeasuredDepth:
+    """Return the (n − r)-th smallest K_i(ε), r = ``failures`` fixed before looking.
+
+    With r = 0 that is the largest. Where it is longer than the data can show, ``k`` is
+    None and ``longer_than`` half of what those sequences were evaluated to.
+    """
+    needed = study.needed(eps)
+    n = len(needed)
+    known = sorted(k for k in needed if k is not None)
+    rank = n - failures
+    k = 0 if rank <= 0 else known[rank - 1] if rank <= len(known) else None
+    longer = None
+    if k is None:
+        halves = [h // 2 for need, h in zip(needed, study.horizons, strict=True) if need is None]
+        longer = sorted(halves, reverse=True)[failures]  # r + 1 sequences need more than this
+    return MeasuredDepth(
+        k=k,
+        longer_than=longer,
+        sequences=n,
+        exceed_probability=None if k is None else exceed_probability(n, failures, confidence),
+        confidence=confidence,
+        synthetic=synthetic,
+    )
+
+
+def curve(study: DepthStudy) -> tuple[CurvePoint, ...]:
+    """Return quantiles over sequences of the largest error, at a thinning set of depths.
+
+    A depth at which a sequence has no finite error, or was not evaluated, is left out.
+    """
+    shown = set(_grid(study.T)) | {study.depths[-1]} | set(range(17))
+    reach = min(h for h in study.horizons)
+    points = []
+    for i, k in enumerate(study.depths):
+        errors = study.errors[:, i]
+        if (k in shown or not study.every_depth) and k <= reach and bool(errors.isfinite().all()):
+            p50, p95 = torch.quantile(
+                errors, errors.new_tensor([0.5, 0.95]), interpolation="higher"
+            )
+            points.append(CurvePoint(k, float(p50), float(p95), float(errors.max())))
+    return tuple(points)
+
+
+def warnings(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) -> list[Finding]:
+    """Return what weakens a measured depth: few or short sequences, longer memory, a cut."""
+    found = []
+    n = measured.sequences
+    if measured.k is None:
+        found.append(
+            Finding(
+                "RA202",
+                "warning",
+                where,
+                f"k({eps:g}) is longer than the data show: more than {measured.longer_than} of "
+                f"{study.T} steps on at least one of {n} sequences",
+                "measure on longer sequences, or keep the recurrence",
+            )
+        )
+    elif min(study.lengths) < 2 * measured.k:
+        found.append(
+            Finding(
+                "RA204",
+                "warning",
+                where,
+                f"the shortest sequence has {min(study.lengths)} steps, fewer than twice the "
+                f"measured k({eps:g}) = {measured.k}",
+                "measure on longer sequences",
+            )
+        )
+    if n < FEW:
+        found.append(
+            Finding(
+                "RA203",
+                "warning",
+                where,
+                f"{n} sequence{'s' if n > 1 else ''}: at {measured.confidence:.0%} confidence "
+                f"up to {exceed_probability(n, 0, measured.confidence):.0%} of others may exceed ε",
+                f"measure on {FEW} sequences or more",
+            )
+        )
+    if not study.complete:
+        found.append(
+            Finding(
+                "RA208",
+                "warning",
+                where,
+                f"the time budget ended the study at depth {min(study.horizons)} of {study.T}",
+                "raise --time-budget, or measure on fewer or shorter sequences",
+            )
+        )
+    if not bool(study.errors[:, 0].isfinite().all()):
+        count = int((~study.errors[:, 0].isfinite()).sum())
+        found.append(
+            Finding(
+                "RA209",
+                "warning",
+                where,
+                f"states are not finite on {count} of {n} sequences: the model diverges there",
+                "look at the inputs' range, or stabilise the model",
+            )
+        )
+    return found
+
+
+def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
+    """Warn where an LSTM's c (the larger state) still grows at the end of x [N, T, I].
+
+    A unit drifts when its mean |c| over sequences rises through all four quarters, ends
+    above 1, and its last quarter exceeds its second by a fifth. K measured on such data
+    says little of longer data.
+    """
+    cell = recurrence.cell
+    T = x.shape[1]
+    if not isinstance(cell, LSTMCell) or T < 16:
+        return None
+    states = cells.trajectory(cell, cells.reads(recurrence, x), recurrence.initial.value)
+    level = states[..., cell.hidden_size :].abs().mean(0)
+    quarters = torch.stack([part.mean(0) for part in level.tensor_split(4)])
+    rises = (quarters.diff(dim=0) > 0).all(0)
+    drifting = rises & (quarters[3] > 1) & (quarters[3] > 1.2 * quarters[1])
+    if not bool(drifting.any()):
+        return None
+    unit = int(torch.where(drifting, quarters[3] - quarters[1], -math.inf).argmax())
+    return Finding(
+        "RA206",
+        "warning",
+        where,
+        f"{int(drifting.sum())} of {cell.cell_size} cell states still grow at the end of the "
+        f"data; |c| of unit {unit} goes from {float(quarters[1, unit]):.3g} in the second "
+        f"quarter to {float(quarters[3, unit]):.3g} in the last",
+        "measure on longer sequences: the depth may grow with them",
+    )

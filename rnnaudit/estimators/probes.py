@@ -1,0 +1,52 @@
+"""Synthetic inputs: what a model may meet when nobody says what it will meet."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+KINDS = ("standard normal", "uniform", "saturating", "constant")
+"""The kinds in turn: sequence n is of kind ``KINDS[n % 4]``."""
+
+LARGE = 10.0
+"""Magnitude of saturating inputs where no box limits them."""
+
+_HOLD = 0.15  # chance that a saturating input jumps: plateaus of about seven steps
+
+
+def synthetic(
+    input_size: int,
+    *,
+    sequences: int,
+    length: int,
+    seed: int,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
+) -> Tensor:
+    """Return inputs [N, T, I] in float64, equal parts of each of ``KINDS`` in turn.
+
+    Standard normal, uniform on ±1, piecewise constant at ±``LARGE``, and constant over
+    time. In a box [low, high] (each [I]) they are scaled to its middle and half-width and
+    clipped to it, and the saturating ones sit in its corners.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    shape = (sequences, length, input_size)
+    normal = torch.randn(shape, generator=rng, dtype=torch.float64)
+    uniform = 2 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1
+    sign = torch.where(torch.rand(shape, generator=rng) < 0.5, -1.0, 1.0).double()
+    jump = torch.rand(shape, generator=rng) < _HOLD
+    jump[:, :1] = True
+    steps = torch.arange(length).view(1, -1, 1)
+    held = torch.where(jump, steps, torch.zeros_like(steps)).cummax(1).values
+    saturating = sign.gather(1, held)
+    if low is None or high is None:
+        saturating = LARGE * saturating
+    constant = normal[:, :1].expand(shape)
+    kind = (torch.arange(sequences) % len(KINDS)).view(-1, 1, 1)
+    x = torch.where(kind == 0, normal, uniform)
+    x = torch.where(kind == 2, saturating, x)
+    x = torch.where(kind == 3, constant, x)
+    if low is not None and high is not None:
+        x = (low + high) / 2 + x * (high - low) / 2
+        x = x.clamp(low, high)
+    return x

@@ -1,0 +1,371 @@
+"""Measured depth: every depth at once equals running the model on windows."""
+
+# ruff: noqa: E741, PLR0917
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnnaudit import cells, depth
+from rnnaudit.model import (
+    RELU,
+    Activation,
+    ElmanCell,
+    GRUCell,
+    InitialState,
+    Layer,
+    LSTMCell,
+    Readout,
+    Recurrence,
+    Stack,
+)
+from rnnaudit.results import EPSILONS
+
+KINDS = ("elman", "relu", "gru", "gru-before", "lstm", "lstm-projected")
+
+
+def draw(rng, *shape):
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+def random_cell(kind, I, H, rng, gain=1.0):
+    scale = gain / math.sqrt(H)
+    if kind in {"elman", "relu"}:
+        activation = RELU if kind == "relu" else Activation("tanh")
+        return ElmanCell(scale * draw(rng, H, H), draw(rng, H, I), draw(rng, H), activation)
+    if kind.startswith("gru"):
+        return GRUCell(
+            draw(rng, 3 * H, I),
+            scale * draw(rng, 3 * H, H),
+            draw(rng, 3 * H),
+            draw(rng, 3 * H),
+            reset_after=kind == "gru",
+        )
+    if kind == "lstm":
+        return LSTMCell(draw(rng, 4 * H, I), scale * draw(rng, 4 * H, H), draw(rng, 4 * H))
+    P = max(1, H - 2)
+    return LSTMCell(
+        draw(rng, 4 * H, I),
+        scale * draw(rng, 4 * H, P),
+        draw(rng, 4 * H),
+        projection=draw(rng, P, H),
+    )
+
+
+def recurrence(cell, rng=None, *, layer=0, reverse=False):
+    if rng is None:
+        return Recurrence("r", layer, cell, InitialState(torch.zeros(cell.state_size).double()))
+    start = InitialState(0.5 * draw(rng, cell.state_size), "constant")
+    return Recurrence("r", layer, cell, start, reverse)
+
+
+def random_stack(kinds, I, H, rng, *, reverse=False, bidirectional=False, readout=0, gain=1.0):
+    layers = []
+    for layer, kind in enumerate(kinds):
+        directions = (False, True) if bidirectional else (reverse,)
+        layers.append(
+            Layer(
+                tuple(
+                    recurrence(random_cell(kind, I, H, rng, gain), rng, layer=layer, reverse=r)
+                    for r in directions
+                )
+            )
+        )
+        I = layers[-1].output_size
+    head = Readout("head", draw(rng, readout, I), draw(rng, readout)) if readout else None
+    return Stack("s", tuple(layers), head)
+
+
+def on_windows(stack, x):
+    """Run the original on the last k inputs of every position: errors [N, T] by depth 0 … T−1."""
+    N, T, _ = x.shape
+    full = cells.run_stack(stack, x)
+    reverse = next(stack.recurrences()).reverse
+    errors = torch.zeros(N, T, dtype=torch.float64)
+    last = list(stack.recurrences())[-1]
+    nothing = cells.readout(stack, cells.output(last.cell, last.initial.value))
+    for k in range(T):
+        for t in range(1, T + 1):
+            at = T - t if reverse else t - 1
+            if k == 0:
+                y = nothing.expand(N, -1)
+            else:
+                first = max(0, t - k)
+                window = x[:, T - t : T - first] if reverse else x[:, first:t]
+                outputs = cells.run_stack(stack, window)
+                y = outputs[:, 0] if reverse else outputs[:, -1]
+            errors[:, k] = torch.maximum(errors[:, k], (y - full[:, at]).abs().amax(-1))
+    return errors
+
+
+def padded(study):
+    """Return the errors of all depths [N, T]: past the last one restarts have merged."""
+    errors = torch.zeros(len(study.lengths), study.T, dtype=torch.float64)
+    errors[:, : study.errors.shape[1]] = study.errors
+    return errors
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    reverse=st.booleans(),
+    readout=st.sampled_from([0, 3]),
+    T=st.integers(1, 14),
+    gain=st.sampled_from([0.3, 1.0, 2.5]),
+)
+def test_every_depth_equals_the_original_run_on_windows(seed, kinds, reverse, readout, T, gain):
+    rng = torch.Generator().manual_seed(seed)
+    stack = random_stack(kinds, 2, 4, rng, reverse=reverse, readout=readout, gain=gain)
+    x = draw(rng, 3, T, 2)
+    study = depth.study_stack(stack, x)
+    brute = on_windows(stack, x)
+    assert study.complete
+    assert study.every_depth
+    scale = 1 + brute.max()
+    assert torch.allclose(padded(study), brute, rtol=1e-9, atol=1e-10 * float(scale))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(KINDS),
+    reverse=st.booleans(),
+    T=st.integers(1, 20),
+)
+def test_one_recurrence_equals_its_jacobi_sweeps(seed, kind, reverse, T):
+    rng = torch.Generator().manual_seed(seed)
+    r = recurrence(random_cell(kind, 3, 5, rng, 0.7), rng, reverse=reverse)
+    x = draw(rng, 4, T, 3)
+    errors = padded(depth.study_recurrence(r, x))
+    full = cells.run(r, x)
+    for k in range(T):
+        assert torch.allclose(
+            errors[:, k],
+            (cells.truncated(r, x, k) - full).abs().amax((1, 2)),
+            rtol=1e-9,
+            atol=1e-10 * float(1 + full.abs().max()),
+        )
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(KINDS),
+    layers=st.integers(1, 2),
+    readout=st.sampled_from([0, 2]),
+)
+def test_both_directions_are_each_truncated_to_the_same_depth(seed, kind, layers, readout):
+    rng = torch.Generator().manual_seed(seed)
+    stack = random_stack([kind] * layers, 2, 4, rng, bidirectional=True, readout=readout, gain=0.4)
+    x = draw(rng, 3, 16, 2)
+    study = depth.study_stack(stack, x)
+    full = cells.run_stack(stack, x)
+    assert study.every_depth or layers == 2
+    for i, k in enumerate(study.depths):
+        cut = cells.run_stack(stack, x, {r.label: k for r in stack.recurrences()})
+        error = (cut - full).abs().amax((1, 2))
+        assert torch.allclose(study.errors[:, i], error, rtol=1e-8, atol=1e-9)
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_a_grid_of_depths_is_refined_to_the_step(seed):
+    rng = torch.Generator().manual_seed(seed)
+    stack = random_stack(["gru"] * 2, 2, 4, rng, bidirectional=True, gain=0.3)
+    x = draw(rng, 3, 60, 2)
+    study = depth.study_stack(stack, x, epsilons=EPSILONS[:2])
+    for eps in EPSILONS[:2]:
+        k = depth.measured_depth(study, eps).k
+        if k:
+            assert {k - 1, k} <= set(study.depths)
+            assert study.errors[:, study.depths.index(k - 1)].max() > eps
+            assert study.errors[:, study.depths.index(k)].max() <= eps
+
+
+@pytest.mark.parametrize(("decay", "T", "k"), [(0.9, 400, 88), (0.99, 2400, 1146)])
+def test_a_leaky_integrator_needs_exactly_what_its_geometric_series_says(decay, T, k):
+    one = torch.ones(1, 1, dtype=torch.float64)
+    cell = ElmanCell(decay * one, one, torch.zeros(1, dtype=torch.float64), RELU)
+    study = depth.study_recurrence(recurrence(cell), torch.ones(1, T, 1, dtype=torch.float64))
+    # In the limit the error is λ^k/(1 − λ); at T it is smaller by λ^T, which does not matter here.
+    assert k == math.ceil(math.log(1 / ((1 - decay) * 1e-3)) / math.log(1 / decay))
+    assert depth.measured_depth(study, 1e-3).k == k
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 6))
+@settings(max_examples=20, deadline=None)
+def test_a_strictly_triangular_weight_is_exact_at_its_size(seed, n):
+    rng = torch.Generator().manual_seed(seed)
+    W = draw(rng, n, n).tril(-1)
+    study = depth.study_recurrence(
+        recurrence(ElmanCell(W, draw(rng, n, 2), draw(rng, n))), draw(rng, 3, 30, 2)
+    )
+    assert depth.measured_depth(study, 1e-14).k <= n
+    if n > 1:
+        W[1:, :-1].diagonal().fill_(2.0)
+        study = depth.study_recurrence(
+            recurrence(ElmanCell(W, torch.ones(n, 1).double(), draw(rng, n))), draw(rng, 9, 30, 1)
+        )
+        assert depth.measured_depth(study, 1e-14).k == n
+
+
+def latch():
+    """Return h' = tanh(5h + 5x): a bit that is set once and held for ever."""
+    five = torch.full((1, 1), 5.0, dtype=torch.float64)
+    return recurrence(ElmanCell(five, five, torch.zeros(1, dtype=torch.float64)))
+
+
+def test_a_latch_is_longer_than_the_data():
+    x = torch.zeros(4, 200, 1, dtype=torch.float64)
+    x[:, 0] = 1.0
+    measured = depth.measured_depth(depth.study_recurrence(latch(), x), 1e-3)
+    assert measured.k is None
+    assert measured.longer_than == 100
+    assert measured.exceed_probability is None
+
+
+def test_an_error_of_zero_at_depth_zero_does_not_excuse_the_depths_after_it():
+    # Unit 0 adds up x_0 and unit 1, the output, is relu(x_1 − unit 0). A pulse of x_0 at t = 1
+    # silences x_1 = 1 at t = 2 … 10: the output is 0 in full, and so it is at depth 0.
+    W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    cell = ElmanCell(W, torch.eye(2).double(), torch.zeros(2).double(), RELU)
+    readout = Readout("y", torch.tensor([[0.0, 1.0]]).double(), torch.zeros(1).double())
+    x = torch.zeros(1, 40, 2, dtype=torch.float64)
+    x[:, 0, 0] = 1.0
+    x[:, 1:10, 1] = 1.0
+    study = depth.study_recurrence(recurrence(cell), x, readout=readout)
+    assert study.errors[0].tolist() == [0.0] + 9 * [1.0]
+    assert depth.measured_depth(study, 0.5).k == 10
+
+
+def test_one_step_of_data_shows_at_most_depth_zero():
+    r = latch()
+    study = depth.study_recurrence(r, torch.ones(2, 1, 1, dtype=torch.float64))
+    assert study.errors.shape == (2, 1)
+    assert depth.measured_depth(study, 1e-3).longer_than == 0
+    nothing = depth.study_recurrence(r, torch.zeros(2, 1, 1, dtype=torch.float64))
+    assert depth.measured_depth(nothing, 1e-3).k == 0
+
+
+def test_a_model_that_overflows_has_no_depth_and_says_so():
+    cell = ElmanCell(
+        torch.full((1, 1), 1e30).double(), torch.ones(1, 1).double(), torch.zeros(1).double(), RELU
+    )
+    x = torch.ones(2, 40, 1, dtype=torch.float64)
+    x[1] = 0.0
+    study = depth.study_recurrence(recurrence(cell), x)
+    measured = depth.measured_depth(study, 1e-3)
+    assert measured.k is None
+    assert study.needed(1e-3) == (None, 0)
+    assert depth.curve(study) == ()
+    assert "RA209" in {f.id for f in depth.warnings(study, measured, 1e-3, "r")}
+
+
+def test_a_spent_budget_is_labelled_and_claims_half_of_what_it_saw():
+    x = torch.zeros(2, 4000, 1, dtype=torch.float64)
+    x[:, 0] = 1.0
+    study = depth.study_recurrence(latch(), x, budget_s=0.05)
+    assert not study.complete
+    (horizon,) = set(study.horizons)
+    assert horizon < 4000
+    measured = depth.measured_depth(study, 1e-3)
+    assert measured.longer_than == horizon // 2
+    assert "RA208" in {f.id for f in depth.warnings(study, measured, 1e-3, "r")}
+
+
+def test_groups_of_sequences_change_nothing(monkeypatch):
+    rng = torch.Generator().manual_seed(3)
+    r = recurrence(random_cell("lstm", 2, 6, rng, 0.5), rng)
+    x = draw(rng, 7, 50, 2)
+    whole = depth.study_recurrence(r, x)
+    monkeypatch.setattr(depth, "_BYTES", 100_000)
+    monkeypatch.setattr(depth, "_BLOCK", 2_000)
+    seen = []
+    parts = depth.study_recurrence(r, x, progress=seen.append)
+    assert torch.allclose(padded(whole), padded(parts), atol=1e-11)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_studies_of_several_lengths_pool():
+    rng = torch.Generator().manual_seed(5)
+    r = recurrence(random_cell("gru", 2, 5, rng, 0.5), rng)
+    short, long = draw(rng, 3, 20, 2), draw(rng, 2, 90, 2)
+    study = depth.pool([depth.study_recurrence(r, short), depth.study_recurrence(r, long)])
+    assert study.lengths == (20, 20, 20, 90, 90)
+    assert study.needed(1e-2)[3:] == depth.study_recurrence(r, long).needed(1e-2)
+    with pytest.raises(ValueError, match="norm"):
+        depth.pool([study, depth.study_recurrence(r, short, norm="2")])
+
+
+def test_the_two_norm_is_over_output_units():
+    rng = torch.Generator().manual_seed(6)
+    r = recurrence(random_cell("gru", 2, 5, rng, 0.5), rng)
+    x = draw(rng, 3, 20, 2)
+    gap = torch.linalg.vector_norm(cells.truncated(r, x, 4) - cells.run(r, x), dim=-1)
+    study = depth.study_recurrence(r, x, norm="2")
+    assert torch.allclose(study.errors[:, 4], gap.amax(1))
+
+
+def test_confidence_is_clopper_and_pearson():
+    assert depth.exceed_probability(77, 0, 0.95) == pytest.approx(1 - 0.05 ** (1 / 77))
+    assert depth.exceed_probability(10, 10, 0.95) == 1.0
+    # The bound's own definition: at p, r or fewer failures have probability 1 − confidence.
+    p = depth.exceed_probability(50, 2, 0.95)
+    tail = sum(math.comb(50, j) * p**j * (1 - p) ** (50 - j) for j in range(3))
+    assert tail == pytest.approx(0.05)
+    assert depth.allowed_failures(50, p, 0.95) == 2
+    assert depth.allowed_failures(5, 0.1, 0.95) is None
+
+
+@pytest.mark.parametrize("failures", [0, 1, 3])
+def test_the_stated_confidence_holds_over_simulated_audits(failures):
+    """Depths of random sequences: the chosen k exceeds its stated share in ≤ 5 % of audits."""
+    rng = torch.Generator().manual_seed(17 + failures)
+    n, audits, misses = 24, 1000, 0
+    for _ in range(audits):
+        p = float(torch.rand(1, generator=rng)) * 0.8 + 0.1
+        # K is geometric (integers: many ties); study errors are 1 below K_i and 0 from it on.
+        K = (torch.rand(n, generator=rng).log() / math.log(p)).long().clamp(max=200)
+        errors = (torch.arange(201) < K.unsqueeze(1)).double()
+        study = depth.DepthStudy(errors, tuple(range(201)), (1000,) * n, (1000,) * n)
+        measured = depth.measured_depth(study, 0.5, failures=failures)
+        exceeding = p ** (measured.k + 1)  # P(K > k)
+        misses += exceeding > measured.exceed_probability
+    assert misses <= 0.05 * audits + 2 * math.sqrt(0.05 * 0.95 * audits)
+
+
+def test_warnings_name_what_weakens_a_depth():
+    rng = torch.Generator().manual_seed(8)
+    r = recurrence(random_cell("gru", 2, 5, rng, 0.6), rng)
+    study = depth.study_recurrence(r, draw(rng, 3, 400, 2))
+    found = depth.warnings(study, depth.measured_depth(study, 1e-3), 1e-3, "r")
+    assert [f.id for f in found] == ["RA203"]
+    assert "63% of others" in found[0].message
+    x = torch.zeros(30, 20, 1, dtype=torch.float64)
+    x[:, 0] = 1.0
+    study = depth.study_recurrence(latch(), x)
+    found = depth.warnings(study, depth.measured_depth(study, 1e-3), 1e-3, "r")
+    assert [f.id for f in found] == ["RA202"]
+    assert "more than 10 of 20 steps" in found[0].message
+
+
+def test_a_counter_drifts_and_a_default_lstm_does_not():
+    count = LSTMCell(
+        torch.zeros(4, 1).double(),
+        torch.zeros(4, 1).double(),
+        torch.tensor([3.0, 9.0, 3.0, 0.0]).double(),
+    )
+    x = torch.zeros(2, 200, 1, dtype=torch.float64)
+    found = depth.drift(recurrence(count), x, "lstm")
+    assert found is not None
+    assert found.id == "RA206"
+    rng = torch.Generator().manual_seed(9)
+    calm = random_cell("lstm", 1, 6, rng, 0.3)
+    assert depth.drift(recurrence(calm), draw(rng, 4, 200, 1), "lstm") is None
+    assert depth.drift(latch(), x, "rnn") is None
