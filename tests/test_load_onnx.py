@@ -70,9 +70,9 @@ def one_node(op="LSTM", inputs=("X", "W", "R", "B"), constants=None, opset=17, *
         inputs.pop()
     constants = weights(op) if constants is None else constants
     used = {name: constants[name] for name in inputs if name in constants}
-    free = [n for n in inputs if n and n not in used]
     shapes = {"X": ["T", "N", 3], "h0": [1, "N", 4], "c0": [1, "N", 4]}
     node = helper.make_node(op, inputs, ["Y"], name="cell", **attributes)
+    free = [n for n in inputs if n in shapes and n not in used]
     return model([node], {n: shapes[n] for n in free}, {"Y": ["T", "D", "N", 4]}, used, opset=opset)
 
 
@@ -272,6 +272,14 @@ def test_weights_that_only_the_caller_has_are_asked_for(tmp_path):
     proto = model([doubled, node], {"X": ["T", "N", 3]}, {"Y": ["T", 1, "N", 4]}, constants)
     (skipped,) = read(tmp_path, proto).skipped
     assert "weights R ('R2') are computed by Relu, not stored" in skipped.reason
+
+
+def test_values_that_nothing_gives_are_named(tmp_path, capfd):
+    found = read(tmp_path, one_node("GRU", ["X", "W", "nowhere"]))
+    assert found.skipped[0].reason == "GRU: weights R ('nowhere') are defined nowhere in the file"
+    found = read(tmp_path, one_node("GRU", ["X", "W", "R", "", "", "gone"]))
+    assert found.skipped[0].reason == "GRU: initial_h ('gone') is defined nowhere in the file"
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -128,6 +128,8 @@ _NOTES = frozenset({"RA114"})
 
 def _not_constant(name: str, value: ir.Value) -> str:
     producer = value.producer()
+    if _undefined(value):
+        return f"weights {name} ({value.name!r}) are defined nowhere in the file"
     if producer is None:
         return (
             f"weights {name} are the graph input {value.name!r}: their values are not in the file; "
@@ -418,6 +420,8 @@ _FROM_ZERO = "depths hold for runs that start from zero"
 
 def _unknown_state(name: str, value: ir.Value, zero: Array) -> _State:
     roots = _roots(value)
+    if any(_undefined(root) for root in roots):
+        raise Refused(f"{name} ({value.name!r}) is defined nowhere in the file")
     if all(root.producer() is None for root in roots):
         return _State(name, zero, "graph input", ", ".join(_name_of(root) for root in roots))
     makers = sorted({_maker(root) for root in roots if root.producer() is not None})
@@ -490,6 +494,12 @@ def _flag(node: ir.Node, name: str) -> bool:
 
 def _floats(node: ir.Node, name: str) -> list[float]:
     return _attribute(node, name, lambda a: [float(x) for x in a.as_floats()], [])
+
+
+def _undefined(value: ir.Value) -> bool:
+    """Whether a node reads a value that no node, input or initializer gives."""
+    stored = value.is_initializer() or value.const_value is not None
+    return value.producer() is None and not stored and not value.is_graph_input()
 
 
 def _name_of(value: ir.Value | None) -> str:

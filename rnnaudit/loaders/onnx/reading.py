@@ -7,6 +7,7 @@ folder as given, or the one that the model itself is a link into, as download ca
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -26,6 +27,9 @@ MAX_BYTES = 2**31 - 1
 MAX_NODES = 200_000
 
 Array = np.ndarray[Any, Any]
+
+# onnx_ir warns of dangling names and the like; what matters of it is said by the loader.
+logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
 
 
 def read_graph(path: Path) -> ir.Model:
