@@ -34,6 +34,13 @@ RELU = Activation("relu")
 SIGMOID = Activation("sigmoid")
 
 
+def _width(matrix: Tensor, what: str) -> int:
+    """Return the number of columns of what must be a matrix."""
+    if matrix.ndim != 2:
+        raise ValueError(f"{what} must be a matrix, got shape {tuple(matrix.shape)}")
+    return int(matrix.shape[1])
+
+
 def _check(matrix: Tensor, shape: tuple[int, ...], what: str) -> None:
     if tuple(matrix.shape) != shape:
         raise ValueError(f"{what} must have shape {shape}, got {tuple(matrix.shape)}")
@@ -56,14 +63,14 @@ class ElmanCell:
 
     def __post_init__(self) -> None:
         """Check every shape."""
-        H, I = self.U.shape  # noqa: E741
-        if self.W.ndim != 2 or self.W.shape[0] != self.W.shape[1]:
+        H = _width(self.W, "W")
+        if self.W.shape[0] != H:
             raise ValueError(
                 f"recurrent weights must be square, got shape {tuple(self.W.shape)}; "
                 "is it the input weight?"
             )
         _check(self.W, (H, H), "W")
-        _check(self.U, (H, I), "U")
+        _check(self.U, (H, _width(self.U, "U")), "U")
         _check(self.b, (H,), "b")
 
     @property
@@ -114,9 +121,9 @@ class GRUCell:
 
     def __post_init__(self) -> None:
         """Check every shape."""
-        H = self.U.shape[-1]
+        H = _width(self.U, "U")
         _check(self.U, (3 * H, H), "U")
-        _check(self.W, (3 * H, self.W.shape[-1]), "W")
+        _check(self.W, (3 * H, _width(self.W, "W")), "W")
         _check(self.b_input, (3 * H,), "b_input")
         _check(self.b_recurrent, (3 * H,), "b_recurrent")
 
@@ -177,9 +184,9 @@ class LSTMCell:
 
     def __post_init__(self) -> None:
         """Check every shape."""
-        H, P = self.cell_size, int(self.U.shape[1])
+        H, P = self.cell_size, _width(self.U, "U")
         _check(self.U, (4 * H, P), "U")
-        _check(self.W, (4 * H, self.W.shape[-1]), "W")
+        _check(self.W, (4 * H, _width(self.W, "W")), "W")
         _check(self.b, (4 * H,), "b")
         if self.peephole is not None:
             _check(self.peephole, (3, H), "peephole")
@@ -264,6 +271,10 @@ class Recurrence:
     initial: InitialState
     reverse: bool = False
 
+    def __post_init__(self) -> None:
+        """Check that the initial state is a state of the cell."""
+        _check(self.initial.value, (self.cell.state_size,), "the initial state")
+
     @property
     def direction(self) -> Literal["forward", "reverse"]:
         """The direction in time."""
@@ -322,17 +333,39 @@ class Readout:
     A: Tensor
     b: Tensor
 
+    def __post_init__(self) -> None:
+        """Check every shape."""
+        _check(self.A, (len(self.A), _width(self.A, "A")), "A")
+        _check(self.b, (len(self.A),), "b")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
     """Layers that feed one another, and at most one linear layer after them.
 
-    In training mode's terms this is one ``nn.RNN``/``nn.GRU``/``nn.LSTM`` in eval mode.
+    This is one ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM`` in eval mode.
     """
 
     name: str
     layers: tuple[Layer, ...]
     readout: Readout | None = None
+
+    def __post_init__(self) -> None:
+        """Check that each layer reads what the one before it gives."""
+        width = self.input_size
+        for layer in self.layers:
+            for r in layer.recurrences:
+                if r.cell.input_size != width:
+                    raise ValueError(
+                        f"{r.label} must read {width} features, got a cell that reads "
+                        f"{r.cell.input_size}"
+                    )
+            width = layer.output_size
+        if self.readout is not None and self.readout.A.shape[1] != width:
+            raise ValueError(
+                f"the readout {self.readout.name} must read {width} features, got A of shape "
+                f"{tuple(self.readout.A.shape)}"
+            )
 
     @property
     def input_size(self) -> int:
