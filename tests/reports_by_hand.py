@@ -14,8 +14,8 @@ from rnnaudit.results import (
     LyapunovExponent,
     MeasuredDepth,
     ModelInfo,
-    NormCurve,
     NoProof,
+    NormCurve,
     RecurrenceReport,
     Report,
     Skipped,
@@ -60,9 +60,7 @@ BACH = RecurrenceReport(
     lower=LowerBound(0.87196, "2-norm", "4,096 Jacobians along the data"),
     norms=NormCurve((1, 2, 4, 8), (0.87196, 0.6, 0.3, 0.08)),
     lyapunov=LyapunovExponent(-0.2243, 0.0041, 9600),
-    depths=tuple(
-        Depth(e, p, measured(k)) for e, p, k in zip(EPSILONS, PROVED, SEEN, strict=True)
-    ),
+    depths=tuple(Depth(e, p, measured(k)) for e, p, k in zip(EPSILONS, PROVED, SEEN, strict=True)),
     curve=(CurvePoint(1, 0.2, 0.5, 0.9), CurvePoint(31, 1e-4, 6e-4, 9.9e-4)),
     spectral_norm=0.942,
 )
@@ -159,8 +157,7 @@ LONGER = replace(
     ),
     depth=Depth(1e-3, None, measured(None, longer_than=128, n=32, synthetic=True), 513),
     table=tuple(
-        Depth(e, None, measured(None, longer_than=128, n=32, synthetic=True), 513)
-        for e in EPSILONS
+        Depth(e, None, measured(None, longer_than=128, n=32, synthetic=True), 513) for e in EPSILONS
     ),
     findings=(
         Finding(
@@ -225,7 +222,9 @@ NOTHING = replace(
     depth=Depth(1e-3),
     table=(),
     findings=(
-        Finding("RA105", "warning", "", "no recurrence found: looked at 214 nodes", "is it an RNN?"),
+        Finding(
+            "RA105", "warning", "", "no recurrence found: looked at 214 nodes", "is it an RNN?"
+        ),
     ),
 )
 
@@ -318,3 +317,23 @@ REPORTS = {
     "truncate_fail": TRUNCATE_FAIL,
     "verify_nothing": VERIFY_NOTHING,
 }
+
+
+def golden(folder):
+    """Yield the path of each golden file and the text that belongs in it."""
+    from rnnaudit.reports import JsonRenderer, TerminalRenderer
+
+    for name, report in REPORTS.items():
+        yield folder / f"{name}.txt", TerminalRenderer().render(report)
+        yield folder / f"{name}.json", JsonRenderer().render(report)
+    yield folder / "stable.verbose.txt", TerminalRenderer(verbose=True).render(STABLE)
+    yield folder / "truncate_pass.verbose.txt", TerminalRenderer(verbose=True).render(TRUNCATE_PASS)
+    yield folder / "undecided.quiet.txt", TerminalRenderer(quiet=True).render(UNDECIDED)
+    yield folder / "longer.colour.txt", TerminalRenderer(colour=True).render(LONGER)
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    for path, text in golden(Path(__file__).parent / "golden"):
+        path.write_text(text, "utf-8")

@@ -12,7 +12,6 @@ import typer
 from rnnaudit import __version__
 from rnnaudit.cli import config, inspect, truncate, verify
 from rnnaudit.errors import RnnauditError, UsageError
-from rnnaudit.reports.numbers import clean
 
 COMMANDS = (
     (inspect.inspect, inspect.EXAMPLES),
@@ -130,5 +129,7 @@ def _usage(error: Exception) -> UsageError | None:
 
 
 def _complain(error: RnnauditError) -> int:
+    from rnnaudit.reports.numbers import clean
+
     sys.stderr.write(f"error[{error.id}]: {clean(str(error))}\n")
     return error.exit_code

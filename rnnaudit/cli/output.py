@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from rnnaudit.cli.options import Format
 from rnnaudit.errors import RnnauditError
-from rnnaudit.reports import RENDERERS, Renderer, TerminalRenderer
-from rnnaudit.reports.json import refusal
-from rnnaudit.results import Report
+
+if TYPE_CHECKING:  # `--help` needs no report
+    from rnnaudit.reports import Renderer
+    from rnnaudit.results import Report
 
 Progress = Callable[[str, float], None]
 
@@ -30,15 +32,21 @@ def refusals(form: Format, path: str) -> Iterator[None]:
         yield
     except RnnauditError as error:
         if error.exit_code == 3 and form is Format.JSON:
-            write(refusal(error, path))
+            _refuse(error, path)
         raise
     except typer.Exit:
         raise
     except Exception as error:
         if form is Format.JSON:
             message = f"rnnaudit itself failed: {type(error).__name__}"
-            write(refusal(RnnauditError(message, id="RA900"), path))
+            _refuse(RnnauditError(message, id="RA900"), path)
         raise
+
+
+def _refuse(error: RnnauditError, path: str) -> None:
+    from rnnaudit.reports.json import refusal
+
+    write(refusal(error, path))
 
 
 @contextmanager
@@ -96,6 +104,8 @@ def emit(
 
 
 def _renderer(form: Format, *, to_file: bool, quiet: bool, verbose: bool) -> Renderer:
+    from rnnaudit.reports import RENDERERS, TerminalRenderer
+
     chosen = next(r for r in RENDERERS if r.name == form)
     if isinstance(chosen, TerminalRenderer):
         return replace(chosen, colour=not to_file and _colour(), quiet=quiet, verbose=verbose)

@@ -60,7 +60,7 @@ def estimate(value: float, stderr: float) -> str:
     """Print an estimate and its standard error to the same decimal: ``−0.224 ± 0.004``."""
     if not (math.isfinite(stderr) and stderr > 0):
         return minus(near(value))
-    error = Decimal(stderr)
+    error = Decimal(repr(stderr))
     unit = Decimal(1).scaleb(error.adjusted())
     error = error.quantize(unit, ROUND_CEILING)
     if error.adjusted() < -2 * DIGITS:
@@ -98,8 +98,16 @@ def counted(count: int, noun: str) -> str:
 
 def clean(text: str) -> str:
     """Make a name from a file safe to print: one line, and nothing that steers a terminal."""
-    flat = " ".join(text.split())
-    return "".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in flat)
+    return "".join("�" if _steers(c) else c for c in " ".join(text.split()))
+
+
+def printable(text: str) -> bool:
+    """Whether a name can be printed as it is, so that it can be copied."""
+    return not any(_steers(c) or (c.isspace() and c != " ") for c in text)
+
+
+def _steers(letter: str) -> bool:
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs")
 
 
 def _beside_one(value: float, rounded: Callable[[float, int], str]) -> str:

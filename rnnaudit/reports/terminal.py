@@ -7,7 +7,7 @@ red refuted or failed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -41,6 +41,7 @@ VERDICTS = {
 SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 _NUMPY = {"float": "float32", "double": "float64", "bool": "bool_"}
+_NAMED = 4  # more outputs than this get no names of their own
 _STEPS = 100  # of the sequence that the snippet runs
 
 
@@ -246,7 +247,7 @@ def _measured(measured: MeasuredDepth, step: float | None) -> Text:
 def _overview(report: Report, width: int) -> Iterator[Text]:
     columns = [
         Column("recurrence", right=False, shrinks=True),
-        Column("cell", right=False),
+        Column("cell", right=False, shrinks=True),
         Column("size", right=False),
         Column("λ ≤"),
         Column("λ ≥"),
@@ -308,15 +309,21 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
     rows = [(name, cells) for name, cells in rows if any(c.plain != "—" for c in cells)]
     if not rows:
         return
-    yield Text()
-    headings = [Column(Text("k for ε =", LABEL), right=False)]
-    headings += [
-        Column(Text(numbers.epsilon(d.eps), "bold" if d.eps == report.eps else LABEL))
-        for d in report.table
-    ]
-    yield from table(
-        headings, [[Text(name, LABEL), *cells] for name, cells in rows], indent=2, width=width
-    )
+    wide = max(cell_len(cell.plain) for _, cells in rows for cell in cells) + 2
+    fitting = max(1, (width - 2 - len("k for ε =")) // max(wide, len("1e-1") + 2) - 1)
+    for first in range(0, len(report.table), fitting):
+        part = slice(first, first + fitting)
+        headings = [
+            Column(Text(numbers.epsilon(d.eps), "bold" if d.eps == report.eps else LABEL))
+            for d in report.table[part]
+        ]
+        yield Text()
+        yield from table(
+            [Column(Text("k for ε =", LABEL), right=False), *headings],
+            [[Text(name, LABEL), *cells[part]] for name, cells in rows],
+            indent=2,
+            width=width,
+        )
 
 
 # ------------------------------------------------------------------- verdict, remarks
@@ -344,20 +351,26 @@ def _next(report: Report, width: int) -> Iterator[Text]:
 
 def shell(command: Sequence[str], room: int) -> list[str]:
     """Quote a command and break it into lines that a POSIX shell reads as one."""
-    lines = [""]
-    for word in map(shlex.quote, command):
-        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) <= room - 2:
-            lines[-1] += f" {word}"
+    lines: list[str] = []
+    for word in command:
+        *full, last = _split(word, shlex.quote, room - 2)
+        if lines and not full and cell_len(lines[-1]) + 1 + cell_len(last) <= room - 2:
+            lines[-1] += f" {last}"
             continue
-        if lines[-1]:
+        if lines:
             lines[-1] += " \\"
-        *full, rest = _chunks(word, room - 2)
-        lines = [line for line in lines if line] + [f"{part}\\" for part in full] + [rest]
+        lines += [f"{part}\\" for part in full] + [last]
     return lines
 
 
-def _chunks(word: str, room: int) -> list[str]:
-    return [line.plain for line in flow([word], room)]
+def _split(word: str, quote: Callable[[str], str], room: int) -> list[str]:
+    """Quote a word in as many parts as ``room`` asks for; side by side they are the word."""
+    parts, rest = [], word
+    while cell_len(quote(rest)) > room and len(rest) > 1:
+        cut = next((i for i in range(len(rest) - 1, 1, -1) if cell_len(quote(rest[:i])) <= room), 1)
+        parts.append(quote(rest[:cut]))
+        rest = rest[cut:]
+    return [*parts, quote(rest)]
 
 
 def _remarks(report: Report, width: int) -> Iterator[Text]:
@@ -443,7 +456,11 @@ def _written(export: Export, width: int) -> Iterator[Text]:
         ("wrote", [Text(_plain(export.path), "bold")]),
         (
             "form",
-            [_plain(export.form), f"opset {export.opset}", f"initial state {export.initial_state}"],
+            [
+                _plain(export.form),
+                f"opset {export.opset}",
+                f"initial state {_plain(export.initial_state)}",
+            ],
         ),
         ("size", [f"{before} → {numbers.size(export.bytes_after)}"]),
     ]
@@ -481,14 +498,23 @@ def snippet(export: Export, room: int) -> list[str]:
 
     Long names are split over more lines, which Python reads as one.
     """
-    feeds = [f"{_quoted(name)}: {_zeros(shape, dtype)}" for name, shape, dtype in export.inputs]
-    outputs = ", ".join(f"y{i or ''}" for i in range(len(export.outputs)))
-    many = "," if len(export.outputs) == 1 else ""
+    inside = room - 5  # an indent and a comma
+    feeds = [_feed(name, _zeros(shape, dtype), inside) for name, shape, dtype in export.inputs]
+    outputs = [f"y{i or ''}" for i in range(len(export.outputs))]
+    left = ", ".join(outputs) + ("," if len(outputs) == 1 else "")
+    left = left if len(outputs) <= _NAMED else "outputs"
     return [
         "import numpy as np, onnxruntime as ort",
-        *_call("session = ort.InferenceSession(", [_quoted(export.path)], ")", room),
-        *_call(f"{outputs}{many} = session.run(None, {{", feeds, "})", room),
+        *_call(
+            "session = ort.InferenceSession(", [_split(export.path, _quoted, inside)], ")", room
+        ),
+        *_call(f"{left} = session.run(None, {{", feeds, "})", room),
     ]
+
+
+def _feed(name: str, zeros: str, room: int) -> list[str]:
+    *parts, last = _split(name, _quoted, room - len(zeros) - 2)
+    return [*parts, f"{last}: {zeros}"]
 
 
 def _quoted(text: str) -> str:
@@ -496,25 +522,13 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if simple else ascii(text)
 
 
-def _call(opening: str, arguments: Sequence[str], closing: str, room: int) -> list[str]:
-    line = f"{opening}{', '.join(arguments)}{closing}"
+def _call(opening: str, arguments: Sequence[Sequence[str]], closing: str, room: int) -> list[str]:
+    """Set a call on one line where it fits, else each argument on its own lines."""
+    line = f"{opening}{', '.join(' '.join(parts) for parts in arguments)}{closing}"
     if cell_len(line) <= room:
         return [line]
-    inside = [part for a in arguments for part in _literal(f"{a},", room - 4)]
-    return [opening, *(f"    {part}" for part in inside), closing]
-
-
-def _literal(argument: str, room: int) -> list[str]:
-    """Split an argument that starts with a string literal into adjacent literals."""
-    lines = []
-    quote = argument[0]
-    while cell_len(argument) > room:
-        cut = next(i for i in range(len(argument), 2, -1) if cell_len(argument[:i]) < room)
-        while argument[cut - 1] == "\\" or argument[cut - 2] == "\\":
-            cut -= 1
-        lines.append(argument[:cut] + quote)
-        argument = quote + argument[cut:]
-    return [*lines, argument]
+    lines = [part for parts in arguments for part in [*parts[:-1], f"{parts[-1]},"]]
+    return [opening, *(f"    {part}" for part in lines), closing]
 
 
 def _zeros(shape: Sequence[int | str], dtype: str) -> str:

@@ -171,6 +171,8 @@ def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
     eps = numbers.epsilon(depth.eps)
     own = report.settings.get("data")
     data = ("--data", own) if isinstance(own, str) else ()
+    if not all(map(numbers.printable, (path, *data))):
+        return None, ""
     measured = depth.measured.k if depth.measured is not None else None
     depths = [k for k in (depth.proved, measured) if k is not None]
     if depths:
