@@ -58,7 +58,8 @@ class Source:
     """Where the tensors came from, and what the format says beyond them.
 
     ``ordered`` says that tensors stand in the order in which the modules were made.
-    ``activations`` gives the nonlinearity of Elman cells by prefix, where it is stored.
+    ``activations`` gives the nonlinearity of Elman cells by prefix, where it is stored, and
+    ``unreadable`` why a module is not what its names say.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class Source:
     sha256: str
     ordered: bool = True
     activations: Mapping[str, Activation] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
 
@@ -92,6 +94,8 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
     skipped: list[Skipped] = []
     for group in kept:
         try:
+            if group.prefix in source.unreadable:
+                raise UnreadableError(source.unreadable[group.prefix])
             if group.prefix in strange:
                 raise UnreadableError(
                     f"{strange[group.prefix]} is no parameter of nn.RNN, nn.GRU or nn.LSTM, so "

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 
@@ -81,21 +82,30 @@ class StateDictLoader:
         return read_model(tensors, Source(path, self.name, sha256))
 
 
-def read_checkpoint(path: Path) -> object:
+def read_checkpoint(
+    path: Path,
+    data: BinaryIO | None = None,
+    allowed: Sequence[tuple[Callable[..., object], str]] = (),
+) -> object:
     """Return what is pickled in a torch file: containers, numbers, text and tensors only.
 
     Tensors are read, not mapped: only then does torch compare the size that the pickle
     claims of a tensor with the size of its record.
 
+    Args:
+        path: The file.
+        data: Its contents, where they are not the file's own.
+        allowed: What to use in the place of further names in the pickle.
+
     Raises:
         LoadError: The file is damaged or hostile, or needs code to be read.
         UnsupportedModelError: It holds packed quantised weights.
     """
-    stand_ins = [(Opaque, name) for name in _HARMLESS]
+    stand_ins: list[Any] = [*((Opaque, name) for name in _HARMLESS), *allowed]
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
+        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(data or path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a stranger's file lead to
         _refuse(path, error)
 
