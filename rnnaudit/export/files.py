@@ -20,8 +20,7 @@ def write(model: ir.Model, path: str | Path) -> None:
 
     Raises:
         UsageError: The folder does not exist or cannot be written to.
-        UnsupportedModelError: The model does not fit into one file of 2 GiB.
-        onnx.checker.ValidationError: The graph is not valid ONNX, which is our fault.
+        UnsupportedModelError: The model does not fit into one file of 2 GiB, or is not valid.
     """
     path = Path(path)
     data = serialize(model)
@@ -62,8 +61,7 @@ def serialize(model: ir.Model) -> bytes:
     """Return a checked model as bytes, with every initializer inside.
 
     Raises:
-        UnsupportedModelError: The model does not fit into 2 GiB.
-        onnx.checker.ValidationError: The graph is not valid ONNX, which is our fault.
+        UnsupportedModelError: The model does not fit into 2 GiB, or is not valid ONNX.
     """
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     if size > _LARGEST:
@@ -74,5 +72,11 @@ def serialize(model: ir.Model) -> bytes:
     # Initializers stored beside the source would be lost when the file goes elsewhere.
     ir.external_data.load_to_model(model)
     proto = ir.to_proto(model)
-    onnx.checker.check_model(proto)
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise UnsupportedModelError(
+            f"the model to write must pass onnx.checker, got: {error}",
+            help="check the source with onnx.checker; where it passes, please report this",
+        ) from error
     return bytes(proto.SerializeToString())

@@ -75,8 +75,10 @@ def _check_depths(layers: Iterable[Layer], depths: Mapping[str, int]) -> None:
 def _raised(model: ir.Model) -> ir.Model:
     """Return the model in an opset whose operators the window is written in."""
     opset = model.graph.opset_imports.get("", OLDEST_OPSET)
+    model.ir_version = max(model.ir_version, 4)  # initializers that are no inputs
     if opset >= OLDEST_OPSET:
         return model
+    model.ir_version = max(model.ir_version, 8)  # the first with opset 17
     import onnx.version_converter
 
     try:
@@ -98,6 +100,7 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
     assert graph is not None
     assert x is not None
     _check_lengths(node, x, site.layout)
+    _check_steps(model, layer, x)
     emit = Emitter(_fresh(model.graph, site.node), _dtype(node), model.graph.opset_imports[""])
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
     states = window_layer(emit, layer, inner, depths, _computed(emit, node, layer, site.layout))
@@ -157,6 +160,30 @@ def _check_lengths(node: ir.Node, x: ir.Value, layout: int) -> None:
         f"node {node.name}",
         help="leave this layer out, or export the model without sequence lengths",
     )
+
+
+def _check_steps(model: ir.Model, layer: Layer, x: ir.Value) -> None:
+    """Refuse a graph that takes one step per call: all its memory is in the state it is given."""
+    initial, site = layer.recurrences[0].initial, layer.site
+    if initial.source != "graph input" or site is None or _steps(model, x, site.layout) != 1:
+        return
+    raise UnsupportedModelError(
+        f"a layer to truncate must see its past in its input, got {site.node}, which takes one "
+        f"step per call and keeps its memory in the graph input {initial.name}",
+        help="export the model over whole sequences",
+    )
+
+
+def _steps(model: ir.Model, x: ir.Value, axis: int) -> int | None:
+    """Return how many steps x has where the graph fixes that, inferring shapes if need be."""
+    if x.shape is not None:
+        size = x.shape[axis]
+        return size if isinstance(size, int) else None
+    import onnx.shape_inference
+
+    inferred = onnx.shape_inference.infer_shapes(ir.to_proto(model)).graph.value_info
+    shape = next((v.type.tensor_type.shape.dim for v in inferred if v.name == x.name), ())
+    return int(shape[axis].dim_value) or None if len(shape) == 3 else None
 
 
 def _dtype(node: ir.Node) -> ir.DataType:

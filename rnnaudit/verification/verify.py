@@ -25,6 +25,9 @@ from rnnaudit.verification.originals import Answer, Graph, Original, Weights
 Array = np.ndarray[Any, Any]
 
 TIME_BUDGET = 60.0
+START = 1.5
+"""Seconds that two child processes take to start: they say nothing of the speed."""
+
 LONGEST_RUN = 600.0
 """Seconds after which a run of the candidate is given up, whatever the budget."""
 
@@ -155,8 +158,7 @@ def _run(source: Original, candidate: Path, todo: Sequence[Feed], deadline: floa
         begun = time.perf_counter()
         _both(source, candidate, chunk, runs)
         now = time.perf_counter()
-        # The start of the child counts too, so that this rate is too high at first.
-        rate = (now - begun) / sum(feed.cost for feed in chunk)
+        rate = max(now - begun - START, (now - begun) / 10) / sum(feed.cost for feed in chunk)
         costs = itertools.accumulate(feed.cost * rate for feed in rest)
         chunk = [feed for feed, cost in zip(rest, costs, strict=True) if cost <= deadline - now]
     runs.left_out = 0 if runs.error else len(rest)

@@ -1,0 +1,605 @@
+"""The written graph is the truncated model: nothing recurrent is left, nothing else has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor
+
+from rnnaudit import loaders
+from rnnaudit.cells import run, run_stack, truncated
+from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
+from rnnaudit.export import assemble, build, truncate_graph, write
+from rnnaudit.export.files import serialize
+from rnnaudit.model import Cell, Layer, LSTMCell, Model, Stack
+from tests.references import brute_force
+from tests.strategies import (
+    KINDS,
+    cells,
+    generator,
+    normal,
+    random_cell,
+    random_inputs,
+    random_model,
+    random_stack,
+    random_states,
+    recurrence,
+    seeds,
+    torch_module,
+)
+
+RECURRENT = {"LSTM", "GRU", "RNN", "Scan", "Loop", "If"}
+
+
+def session(model: ir.Model | bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    data = model if isinstance(model, bytes) else serialize(model)
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def outputs(model: ir.Model | onnxruntime.InferenceSession, x: Tensor) -> Tensor:
+    """Run a time-first graph in float32 on x [N, T, I]; return y [N, T, O]."""
+    runner = session(model) if isinstance(model, ir.Model) else model
+    (y,) = runner.run(["y"], {"x": x.transpose(0, 1).contiguous().float().numpy()})
+    return torch.from_numpy(y).transpose(0, 1).double()
+
+
+def single(cell: Cell, start: Tensor | None = None, *, reverse: bool = False) -> Stack:
+    return Stack("rnn", (Layer((recurrence(cell, start, reverse=reverse),)),))
+
+
+def every(model: Model | Stack, depth: int) -> dict[str, int]:
+    return {r.label: depth for r in model.recurrences()}
+
+
+def operators(model: ir.Model) -> set[str]:
+    return {node.op_type for node in model.graph.all_nodes()}
+
+
+# -------------------------------------------------------------------------- the window
+
+
+@settings(max_examples=60)
+@given(cell=cells(), seed=seeds, k=st.integers(1, 7), T=st.integers(1, 5), data=st.data())
+def test_a_window_of_any_cell_is_the_truncated_recurrence(cell, seed, k, T, data):
+    start = random_states(seed, cell, scale=0.5) if data.draw(st.booleans()) else None
+    stack = single(cell, start, reverse=data.draw(st.booleans()))
+    (r,) = stack.recurrences()
+    x = random_inputs(seed, stack, 2, T)
+    expected = truncated(r, x, k)
+    graph = assemble([stack], {r.label: k}, dtype="float64")
+    feed = {"x": x.transpose(0, 1).contiguous().numpy()}
+    # In float64 rounding cannot hide a wrong graph; ONNX Runtime has not all functions there.
+    if any(name in ONLY_FLOAT32 for name in _functions(cell)):
+        (y,) = ReferenceEvaluator(onnx.load_from_string(serialize(graph))).run(None, feed)
+    else:
+        (y,) = session(graph).run(["y"], feed)
+    error = (torch.from_numpy(y).transpose(0, 1) - expected).abs().max()
+    assert error <= 1e-9 * max(1.0, float(expected.abs().max()))
+    assert not operators(graph) & RECURRENT
+
+
+ONLY_FLOAT32 = {"leakyrelu", "thresholdedrelu", "hardsigmoid", "elu", "softsign", "softplus"}
+
+
+def _functions(cell: Cell) -> list[str]:
+    names = cell.options.get("activations", [cell.options.get("activation")])
+    return [str(name) for name in names]  # type: ignore[union-attr]
+
+
+@settings(max_examples=25)
+@given(
+    seed=seeds,
+    kind=st.sampled_from(KINDS),
+    k=st.integers(1, 9),
+    shape=st.fixed_dictionaries(
+        {
+            "layers": st.integers(1, 2),
+            "bidirectional": st.booleans(),
+            "readout": st.sampled_from([None, 2]),
+            "start": st.sampled_from(["zero", "constant"]),
+        }
+    ),
+)
+def test_a_truncated_stack_is_its_float64_reading_to_float32_rounding(seed, kind, k, shape):
+    stack = random_stack(seed, kind, **shape)
+    runner = session(assemble([stack], every(stack, k)))
+    for N, T in ((1, 1), (3, k), (2, k + 4)):  # one file, any batch and time
+        x = random_inputs(seed, stack, N, T)
+        assert (outputs(runner, x) - run_stack(stack, x, every(stack, k))).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_outputs_up_to_the_depth_are_exact_and_later_ones_see_the_window(kind, reverse):
+    cell = random_cell(3, kind, gain=2.0)
+    stack = single(cell, random_states(4, cell, scale=0.5), reverse=reverse)
+    (r,) = stack.recurrences()
+    x = random_inputs(5, stack, 2, 12)
+    y = outputs(assemble([stack], {r.label: 5}), x)
+    full, cut = run(r, x), brute_force(r, x, 5)
+    seen = slice(7, None) if reverse else slice(None, 5)
+    torch.testing.assert_close(y[:, seen], full[:, seen], atol=1e-5, rtol=0)
+    torch.testing.assert_close(y, cut, atol=1e-5, rtol=0)
+    assert (y - full).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_stored_once_whatever_the_depth(kind):
+    stack = random_stack(1, kind, hidden=16)
+    sizes, nodes = [], []
+    for k in (2, 3, 40):
+        graph = assemble([stack], every(stack, k)).graph
+        floats = [v for v in graph.initializers.values() if v.dtype == ir.DataType.FLOAT]
+        sizes.append([(v.name, v.const_value.nbytes) for v in floats])
+        nodes.append(len(graph))
+    assert sizes[0] == sizes[1] == sizes[2]
+    per_layer = nodes[1] - nodes[0]
+    assert nodes[2] - nodes[1] == 37 * per_layer
+    assert per_layer <= {"elman": 4, "gru": 12, "lstm": 14}[kind]
+    assert operators(assemble([stack], every(stack, 3))) <= {
+        *("Shape", "Slice", "Mul", "Reshape", "Concat", "Expand", "Neg", "Gemm"),
+        *("Tanh", "Sigmoid", "Split", "Add", "Sub"),
+    }
+
+
+def test_names_are_readable():
+    stack = random_stack(0, "elman", bidirectional=True)
+    names = {node.name for node in assemble([stack], every(stack, 3)).graph}
+    assert {"rnn/layer_0/forward/step_03/h", "rnn/layer_0/reverse/step_01/a"} <= names
+
+
+@pytest.mark.parametrize(("dtype", "numpy_type"), [("float16", "f2"), ("float64", "f8")])
+def test_weights_keep_the_type_of_the_source(dtype, numpy_type):
+    model = replace(random_model(2, "lstm", readout=2), dtype=dtype)
+    graph = truncate_graph(model, every(model, 4))
+    x = random_inputs(2, model.stacks[0], 2, 6).transpose(0, 1).numpy().astype(numpy_type)
+    (y,) = session(graph).run(["y"], {"x": x})
+    exact = torch.from_numpy(x.astype(np.float64)).transpose(0, 1)
+    expected = run_stack(model.stacks[0], exact, every(model, 4)).transpose(0, 1).numpy()
+    assert y.dtype == np.dtype(numpy_type)
+    assert np.abs(y - expected).max() <= (2e-3 if dtype == "float16" else 1e-14)
+
+
+# ------------------------------------------------------------------------------- build
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_built_graph_runs_as_torch_does(kind, bidirectional):
+    stack = random_stack(6, kind, layers=2, bidirectional=bidirectional)
+    x = random_inputs(6, stack, 3, 8)
+    graph = build(stack)
+    assert operators(graph) & RECURRENT
+    expected = torch_module(stack)(x)[0].detach()
+    torch.testing.assert_close(outputs(graph, x), expected, atol=1e-6, rtol=0)
+
+
+@settings(max_examples=30)
+@given(cell=cells(), seed=seeds)
+def test_a_built_node_runs_as_its_cell_is_read(cell, seed):
+    stack = single(cell, random_states(seed, cell, scale=0.5))
+    x = random_inputs(seed, stack, 2, 1)
+    if isinstance(cell, LSTMCell) and (
+        cell.projection is not None or (cell.clip and cell.clip_output)
+    ):
+        with pytest.raises(UnsupportedModelError, match="a layer that stays recurrent must"):
+            build(stack)
+        return
+    expected = run_stack(stack, x)
+    error = (outputs(build(stack), x) - expected).abs().max()
+    assert error <= 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+def test_a_layer_without_a_depth_stays_recurrent_beside_a_truncated_one():
+    stack = random_stack(8, "gru", layers=2, readout=3)
+    depths = {"rnn[1]": 6}
+    graph = assemble([stack], depths)
+    assert sum(node.op_type == "GRU" for node in graph.graph) == 1
+    x = random_inputs(8, stack, 2, 15)
+    torch.testing.assert_close(outputs(graph, x), run_stack(stack, x, depths), atol=1e-5, rtol=0)
+
+
+def test_several_stacks_make_one_graph():
+    a, b = random_stack(1, "elman", name="a"), random_stack(2, "lstm", name="b")
+    runner = session(assemble([a, b], every(a, 4)))
+    x = random_inputs(1, a, 2, 7)
+    fed = x.transpose(0, 1).contiguous().float().numpy()
+    y_a, y_b = runner.run(["a/y", "b/y"], {"a/x": fed, "b/x": fed})
+    for y, stack, depths in ((y_a, a, every(a, 4)), (y_b, b, {})):
+        expected = run_stack(stack, x, depths).transpose(0, 1).numpy()
+        np.testing.assert_allclose(y, expected, atol=1e-5, rtol=0)
+
+
+def test_opset_and_type_must_be_known():
+    with pytest.raises(UsageError, match="opset must be from 17 to 23, got 9"):
+        build(random_stack(0, "gru"), opset=9)
+    with pytest.raises(UsageError, match=r"dtype must be one of float16, .*, got int8"):
+        build(random_stack(0, "gru"), dtype="int8")
+
+
+# ----------------------------------------------------------------------------- surgery
+
+
+def graph_file(
+    path: Path,
+    cells_: Mapping[str, list[Cell]],
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, list[Any]],
+    wanted: Mapping[str, int],
+    *,
+    opset: int = 17,
+    extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ir_version: int = 8,
+) -> Path:
+    """Write a graph; ``cells_`` holds the directions by prefix, ``wanted`` the outputs' ranks."""
+    stored = dict(extra or {})
+    for prefix, directions in cells_.items():
+        built = build(Stack("s", (Layer(tuple(_both(directions))),))).graph
+        for name in "WRB":
+            tensor = built.initializers[f"s/layer_0/{name}"].const_value
+            stored[f"{prefix}{name}"] = tensor.numpy()
+    initializers = [numpy_helper.from_array(a, name) for name, a in stored.items()]
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs.items()
+    ]
+    if ir_version < 4:
+        ports += [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in initializers]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        ports,
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
+            for name, rank in wanted.items()
+        ],
+        initializers,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = ir_version
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def _both(directions: list[Cell]) -> list[Any]:
+    return [recurrence(cell, reverse=bool(d)) for d, cell in enumerate(directions)]
+
+
+def expected_states(cell: Cell, x: Tensor, k: int, *, reverse: bool = False) -> Tensor:
+    """Return h after every step [N, T, H] at depth k."""
+    return truncated(recurrence(cell, reverse=reverse), x, k)
+
+
+@pytest.mark.parametrize("opset", [11, 14, 18])
+def test_every_output_of_a_bidirectional_node_is_replaced(tmp_path, opset):
+    pair = [random_cell(1, "lstm", gain=2.0), random_cell(2, "lstm", gain=2.0)]
+    direction = {"hidden_size": 5, "direction": "bidirectional"}
+    nodes = [
+        helper.make_node("Relu", ["x"], ["rectified"], name="before"),
+        helper.make_node(
+            "LSTM", ["rectified", "W", "R", "B"], ["Y", "Y_h", "Y_c"], name="bi", **direction
+        ),
+        helper.make_node("Tanh", ["Y"], ["y"], name="after"),
+        helper.make_node("Mul", ["Y_h", "two"], ["h"], name="doubled"),
+    ]
+    path = graph_file(
+        tmp_path / "bi.onnx",
+        {"": pair},
+        nodes,
+        {"x": ["T", "N", 3]},
+        {"y": 4, "h": 3, "Y_c": 3},
+        opset=opset,
+        extra={"two": np.float32([2.0])},
+    )
+    model = loaders.load(path)
+    before = ir.to_proto(model.graph).SerializeToString()
+    written = truncate_graph(model, {"bi[0]": 4, "bi[0] reverse": 6})
+    assert ir.to_proto(model.graph).SerializeToString() == before
+    assert not operators(written) & RECURRENT
+    assert written.graph.opset_imports[""] == opset
+    source = onnx.load(path)
+    result = onnx.load_from_string(serialize(written))
+    kept = {node.name: node for node in result.graph.node}
+    for node in source.graph.node:
+        assert node.name == "bi" or kept[node.name] == node
+    stored = {tensor.name: tensor for tensor in result.graph.initializer}
+    assert not {"W", "R", "B"} & set(stored)
+    assert stored["two"] == next(t for t in source.graph.initializer if t.name == "two")
+    x = normal(generator(3), 2, 9, 3)
+    y, h, c = session(written).run(None, {"x": x.transpose(0, 1).contiguous().float().numpy()})
+    rectified = x.relu()
+    cut = [
+        expected_states(cell, rectified, k, reverse=bool(d))
+        for d, (cell, k) in enumerate(zip(pair, (4, 6), strict=True))
+    ]
+    stacked = torch.stack(cut).permute(2, 0, 1, 3)  # [T, D, N, H]
+    np.testing.assert_allclose(y, stacked.tanh().numpy(), atol=1e-5, rtol=0)
+    last = torch.stack([cut[0][:, -1], cut[1][:, 0]])
+    np.testing.assert_allclose(h, 2 * last.numpy(), atol=1e-5, rtol=0)
+    assert c.shape == (2, 2, 5)
+    for d, (cell, k) in enumerate(zip(pair, (4, 6), strict=True)):
+        window = rectified.flip(1)[:, -k:] if d else rectified[:, -k:]
+        node = build(single(cell))
+        state = _last_cell_state(cell, window)
+        np.testing.assert_allclose(c[d], state.numpy(), atol=1e-5, rtol=0)
+        assert operators(node) & RECURRENT
+
+
+def _last_cell_state(cell: Cell, x: Tensor) -> Tensor:
+    """Return c after the last step with PyTorch's LSTM."""
+    _, (_, c) = torch_module(single(cell))(x)
+    return c[0].detach()
+
+
+def test_layout_1_is_batch_first_in_and_out(tmp_path):
+    cell = random_cell(4, "gru")
+    node = helper.make_node(
+        *("GRU", ["x", "W", "R", "B"], ["Y", "Y_h"]),
+        name="gru",
+        hidden_size=5,
+        linear_before_reset=1,
+        layout=1,
+    )
+    path = graph_file(
+        tmp_path / "layout.onnx", {"": [cell]}, [node], {"x": ["N", "T", 3]}, {"Y": 4, "Y_h": 3}
+    )
+    written = truncate_graph(loaders.load(path), {"gru[0]": 3})
+    x = normal(generator(1), 2, 6, 3)
+    Y, Y_h = session(written).run(None, {"x": x.float().numpy()})
+    expected = expected_states(cell, x, 3)
+    np.testing.assert_allclose(Y, expected.unsqueeze(2).numpy(), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(Y_h, expected[:, -1:].numpy(), atol=1e-5, rtol=0)
+
+
+def gru_node(name: str, x: str, y: str, *, state: str = "", lens: str = "") -> onnx.NodeProto:
+    return helper.make_node(
+        *("GRU", [x, "W", "R", "B", lens, state], [y, f"{y}_h"]),
+        name=name,
+        hidden_size=5,
+        linear_before_reset=1,
+    )
+
+
+def gru_file(
+    path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, list[Any]], **kw: Any
+) -> Path:
+    cell = random_cell(4, "gru", inputs=5)
+    return graph_file(path, {"": [cell]}, nodes, {"x": ["T", "N", 5], **inputs}, {"y": 4}, **kw)
+
+
+def test_an_initial_state_that_was_an_input_is_dropped(tmp_path):
+    moved = helper.make_node("Identity", ["h0"], ["state"], name="moved")
+    nodes = [moved, gru_node("gru", "x", "y", state="state")]
+    path = gru_file(tmp_path / "state.onnx", nodes, {"h0": [1, "N", 5]})
+    written = truncate_graph(loaders.load(path), {"gru[0]": 3})
+    assert [v.name for v in written.graph.inputs] == ["x"]
+    assert "Identity" not in operators(written)
+
+
+def test_an_initial_state_with_another_reader_is_refused(tmp_path):
+    squeeze = helper.make_node("Squeeze", ["a", "axis"], ["b"], name="squeeze")
+    nodes = [
+        gru_node("one", "x", "a", state="h0"),
+        squeeze,
+        gru_node("two", "b", "y", state="h0"),
+    ]
+    extra = {"axis": np.int64([1])}
+    path = gru_file(tmp_path / "shared.onnx", nodes, {"h0": [1, "N", 5]}, extra=extra)
+    model = loaders.load(path)
+    labels = [r.label for r in model.recurrences()]
+    assert len(truncate_graph(model, dict.fromkeys(labels, 3)).graph.inputs) == 1
+    with pytest.raises(UnsupportedModelError, match="no other reader, got h0, which two reads"):
+        truncate_graph(model, {labels[0]: 3})
+
+
+def test_a_graph_of_one_step_per_call_is_refused(tmp_path):
+    cell = random_cell(4, "gru", inputs=5)
+    node = gru_node("gru", "x", "y", state="h0")
+    ports = {"x": [1, "N", 5], "h0": [1, "N", 5]}
+    path = graph_file(tmp_path / "step.onnx", {"": [cell]}, [node], ports, {"y": 4, "y_h": 3})
+    with pytest.raises(UnsupportedModelError, match="got gru, which takes one step per call"):
+        truncate_graph(loaders.load(path), {"gru[0]": 3})
+
+
+def test_sequence_lengths_are_refused_unless_every_sequence_is_full(tmp_path):
+    nodes = [gru_node("gru", "x", "y", lens="lens")]
+    cell = random_cell(4, "gru", inputs=5)
+
+    def written(lengths: list[int]) -> ir.Model:
+        path = graph_file(
+            tmp_path / "lens.onnx",
+            {"": [cell]},
+            nodes,
+            {"x": [6, 2, 5]},
+            {"y": 4},
+            extra={"lens": np.int32(lengths)},
+        )
+        return truncate_graph(loaders.load(path), {"gru[0]": 3})
+
+    assert not operators(written([6, 6])) & RECURRENT
+    with pytest.raises(UnsupportedModelError, match=r"got sequence_lens \(lens\) at node gru"):
+        written([6, 4])
+
+
+def test_a_state_that_the_graph_computes_starts_every_window(tmp_path):
+    cell = random_cell(4, "gru", inputs=5)
+    nodes = [
+        helper.make_node("Slice", ["x", "zero", "one"], ["first"], name="first"),
+        helper.make_node("Tanh", ["first"], ["state"], name="state"),
+        gru_node("gru", "x", "y", state="state"),
+    ]
+    extra = {"zero": np.int64([0]), "one": np.int64([1])}
+    path = graph_file(
+        tmp_path / "computed.onnx", {"": [cell]}, nodes, {"x": ["T", "N", 5]}, {"y": 4}, extra=extra
+    )
+    x = normal(generator(9), 2, 7, 5)
+    fed = {"x": x.transpose(0, 1).contiguous().float().numpy()}
+    (y,) = session(truncate_graph(loaders.load(path), {"gru[0]": 4})).run(None, fed)
+    (full,) = session(path.read_bytes()).run(None, fed)
+    np.testing.assert_allclose(y[:4], full[:4], atol=1e-5, rtol=0)
+    for row in range(2):
+        r = recurrence(cell, x[row, 0].tanh())
+        expected = truncated(r, x[row : row + 1], 4)[0].numpy()
+        np.testing.assert_allclose(y[:, 0, row], expected, atol=1e-5, rtol=0)
+
+
+def test_a_node_stays_while_one_of_its_directions_has_no_depth(tmp_path):
+    pair = [random_cell(1, "elman"), random_cell(2, "elman")]
+    node = helper.make_node(
+        *("RNN", ["x", "W", "R", "B"], ["y"]),
+        name="bi",
+        hidden_size=5,
+        direction="bidirectional",
+    )
+    path = graph_file(tmp_path / "bi.onnx", {"": pair}, [node], {"x": ["T", "N", 3]}, {"y": 4})
+    written = truncate_graph(loaders.load(path), {"bi[0]": 4})
+    assert "RNN" in operators(written)
+    assert json.loads(written.metadata_props["rnnaudit.depths"]) == {}
+
+
+def test_an_old_opset_is_raised_and_old_inputs_are_dropped(tmp_path):
+    nodes = [gru_node("gru", "x", "y")]
+    path = gru_file(tmp_path / "old.onnx", nodes, {}, opset=9, ir_version=3)
+    written = truncate_graph(loaders.load(path), {"gru[0]": 3})
+    assert written.graph.opset_imports[""] == 17
+    assert [v.name for v in written.graph.inputs] == ["x"]
+    x = normal(generator(1), 2, 6, 5)
+    fed = {"x": x.transpose(0, 1).contiguous().float().numpy()}
+    (y,) = session(written).run(None, fed)
+    (full,) = session(path.read_bytes()).run(None, fed)
+    np.testing.assert_allclose(y[:3], full[:3], atol=1e-5, rtol=0)
+
+
+def test_a_node_in_a_branch_of_if_is_replaced_there(tmp_path):
+    cell = random_cell(4, "gru", inputs=5)
+    branch = helper.make_graph(
+        [gru_node("inner", "x", "taken")],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("taken", TensorProto.FLOAT, [None] * 4)],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Unsqueeze", ["x", "one"], ["left"])],
+        "other",
+        [],
+        [helper.make_tensor_value_info("left", TensorProto.FLOAT, [None] * 4)],
+    )
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node("If", ["positive"], ["y"], then_branch=branch, else_branch=other),
+    ]
+    extra = {"zero": np.float32(0.0), "one": np.int64([1])}
+    path = graph_file(
+        tmp_path / "if.onnx", {"": [cell]}, nodes, {"x": ["T", "N", 5]}, {"y": 4}, extra=extra
+    )
+    model = loaders.load(path)
+    written = truncate_graph(model, every(model, 3))
+    assert operators(written) & RECURRENT == {"If"}
+    x = normal(generator(1), 2, 6, 5).abs()
+    (y,) = session(written).run(None, {"x": x.transpose(0, 1).contiguous().float().numpy()})
+    expected = expected_states(cell, x, 3).transpose(0, 1).numpy()
+    np.testing.assert_allclose(y[:, 0], expected, atol=1e-5, rtol=0)
+
+
+def test_depths_must_be_positive_and_name_recurrences():
+    model = random_model(0, "gru")
+    with pytest.raises(UsageError, match=r"a depth must name one of rnn\[0\], got rnn\[1\]"):
+        truncate_graph(model, {"rnn[1]": 3})
+    with pytest.raises(UsageError, match=r"the depth of rnn\[0\] must be at least 1, got 0"):
+        truncate_graph(model, {"rnn[0]": 0})
+
+
+def test_the_model_says_how_it_was_made():
+    model = random_model(0, "gru", layers=2)
+    written = truncate_graph(model, {"rnn[0]": 3}, metadata={"eps": "0.001", "evidence": "proved"})
+    stored = {entry.key: entry.value for entry in ir.to_proto(written).metadata_props}
+    assert json.loads(stored["rnnaudit.depths"]) == {"rnn[0]": 3}
+    assert stored["rnnaudit.source_sha256"] == "0" * 64
+    assert (stored["rnnaudit.eps"], stored["rnnaudit.evidence"]) == ("0.001", "proved")
+    assert stored["rnnaudit.form"] == "window"
+    assert stored["rnnaudit.version"]
+
+
+def test_a_projected_lstm_is_truncated_though_onnx_has_no_node_for_it():
+    model = random_model(3, "lstm", layers=2, projection=2)
+    written = truncate_graph(model, every(model, 5))
+    x = random_inputs(3, model.stacks[0], 2, 9)
+    expected = run_stack(model.stacks[0], x, every(model, 5))
+    torch.testing.assert_close(outputs(written, x), expected, atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------- files
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path):
+    stack = random_stack(0, "gru")
+    path = tmp_path / "out.onnx"
+    path.write_bytes(b"old")
+    write(assemble([stack], every(stack, 3)), path)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_a_failed_write_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
+    stack = random_stack(0, "gru")
+    path = tmp_path / "out.onnx"
+    path.write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match=r"must be writable, got .*out.onnx: No space left"):
+        write(assemble([stack], every(stack, 3)), path)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("out.onnx", b"old")]
+
+
+def test_the_folder_must_exist(tmp_path):
+    stack = random_stack(0, "gru")
+    with pytest.raises(UsageError, match=r"a folder that exists, got .*nowhere/out.onnx"):
+        write(build(stack), tmp_path / "nowhere" / "out.onnx")
+    with pytest.raises(UsageError, match="the output must be a file, got the folder"):
+        write(build(stack), tmp_path)
+
+
+def test_weights_stored_beside_the_source_come_into_the_file(tmp_path):
+    nodes = [gru_node("gru", "x", "y")]
+    path = gru_file(tmp_path / "small.onnx", nodes, {}, extra={"unused": np.ones(300, np.float32)})
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("Add", ["y", "unused_sum"], ["z"], name="sum"))
+    model.graph.node.insert(
+        0, helper.make_node("ReduceSum", ["unused"], ["unused_sum"], keepdims=0, name="reduce")
+    )
+    model.graph.output[0].name = "z"
+    (tmp_path / "source").mkdir()
+    source = tmp_path / "source" / "model.onnx"
+    onnx.save(model, source, save_as_external_data=True, location="data", size_threshold=0)
+    written = truncate_graph(loaders.load(source), {"gru[0]": 3})
+    write(written, tmp_path / "elsewhere.onnx")
+    onnx.checker.check_model(str(tmp_path / "elsewhere.onnx"))
+    fed = {"x": np.zeros((3, 1, 5), np.float32)}
+    (z,) = session((tmp_path / "elsewhere.onnx").read_bytes()).run(None, fed)
+    (expected,) = onnxruntime.InferenceSession(source).run(None, fed)
+    np.testing.assert_allclose(z, expected, atol=1e-4, rtol=0)
+    (source.parent / "data").unlink()
+    with pytest.raises(LoadError):
+        loaders.load(source)
