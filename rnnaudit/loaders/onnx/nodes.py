@@ -38,6 +38,7 @@ from rnnaudit.model import (
 from rnnaudit.results import Finding
 
 T = TypeVar("T")
+Default = TypeVar("Default")
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -106,7 +107,8 @@ class _Reader:
             raise Refused(_not_constant(name, value))
         if stored.dtype.kind not in "fV" and stored.dtype.name not in {"bfloat16"}:
             raise Refused(f"{name} ({value.name!r}) must hold floats, got {stored.dtype.name}")
-        exact = stored.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN warns, and is refused below
+            exact = stored.astype(np.float64)
         if not np.isfinite(exact).all():
             raise LoadError(
                 f"weights must be finite, and {name} ({value.name!r}) of {self.op} node "
@@ -302,11 +304,11 @@ def _gates(rows: Array, order: Sequence[int]) -> Tensor:
 
 def _functions(reader: _Reader, directions: int) -> tuple[tuple[Activation, ...], ...]:
     node = reader.node
-    names = node.attributes.get("activations")
+    names = _attribute(node, "activations", lambda a: [str(n) for n in a.as_strings()], None)
     resolved = resolve(
         reader.op,
         directions,
-        None if names is None else list(names.as_strings()),
+        names,
         _floats(node, "activation_alpha"),
         _floats(node, "activation_beta"),
     )
@@ -322,10 +324,9 @@ def _functions(reader: _Reader, directions: int) -> tuple[tuple[Activation, ...]
 
 
 def _clip(reader: _Reader) -> float | None:
-    attribute = reader.node.attributes.get("clip")
-    if attribute is None:
+    clip = _attribute(reader.node, "clip", lambda a: float(a.as_float()), None)
+    if clip is None:
         return None
-    clip = float(attribute.as_float())
     if not clip > 0 or math.isinf(clip):
         raise Refused(f"clip must be a positive number, got {clip:g}")
     if reader.op == "LSTM":
@@ -470,7 +471,9 @@ def _branch_outputs(node: ir.Node, value: ir.Value) -> list[ir.Value]:
 # --- attributes -----------------------------------------------------------------------------
 
 
-def _attribute(node: ir.Node, name: str, read_: Callable[[ir.Attr], T], default: T) -> T:
+def _attribute(
+    node: ir.Node, name: str, read_: Callable[[ir.Attr], T], default: Default
+) -> T | Default:
     attribute = node.attributes.get(name)
     if attribute is None:
         return default

@@ -43,7 +43,12 @@ def read_graph(path: Path) -> ir.Model:
         raise LoadError(
             f"an ONNX model was expected, and {path} holds no graph", help="export it again"
         )
-    nodes = _count(proto)
+    nodes, readable = _census(proto)
+    if not readable:
+        raise LoadError(
+            f"names must be UTF-8 text, and some in {path} are not",
+            help="the file is damaged; export it again",
+        )
     if nodes > MAX_NODES:
         raise LoadError(
             f"{path} has {nodes:,} nodes, more than the {MAX_NODES:,} that are read",
@@ -80,17 +85,29 @@ def _parse(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _count(proto: onnx.ModelProto) -> int:
-    """Count the nodes of every graph, function and body, without recursion."""
-    total, waiting = 0, [proto.graph.node, *(f.node for f in proto.functions)]
+def _census(proto: onnx.ModelProto) -> tuple[int, bool]:
+    """Count the nodes of every graph, function and body, and check that all names are text."""
+    total, readable = 0, True
+    waiting: list[Any] = [proto.graph, *proto.functions]
     while waiting:
-        for node in waiting.pop():
-            total += 1
+        graph = waiting.pop()
+        total += len(graph.node)
+        names = [graph.name]
+        if isinstance(graph, onnx.GraphProto):
+            values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+            names += [value.name for value in values]
+        else:
+            names += [graph.domain, *graph.input, *graph.output]
+        for node in graph.node:
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
             for attribute in node.attribute:
+                names.append(attribute.name)
                 if attribute.type == onnx.AttributeProto.GRAPH:
-                    waiting.append(attribute.g.node)
-                waiting.extend(graph.node for graph in attribute.graphs)
-    return total
+                    waiting.append(attribute.g)
+                waiting.extend(attribute.graphs)
+        # The protobuf library hands out bytes where text is not UTF-8.
+        readable = readable and all(isinstance(name, str) for name in names)
+    return total, readable
 
 
 def _external(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -171,7 +188,14 @@ def array(tensor: ir.TensorProtocol, what: str) -> Array:
     """
     try:
         return np.asarray(tensor.numpy())
-    except (ValueError, TypeError, OSError, OverflowError, NotImplementedError) as error:
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        OverflowError,
+        NotImplementedError,
+        AssertionError,
+    ) as error:
         raise LoadError(
             f"{what} has a declared shape or type that its data does not fit: {brief(error)}",
             help="the file is damaged; export it again",

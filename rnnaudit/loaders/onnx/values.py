@@ -159,13 +159,20 @@ class Knowledge:
         self._layouts[value] = layout
 
     def visit(self, node: ir.Node) -> None:
-        """Learn what a node's outputs are."""
+        """Learn what a node's outputs are; nothing from a node that breaks its operator's rules."""
         if node.domain not in {"", "ai.onnx"} or not node.outputs:
             return
+        try:
+            with np.errstate(all="ignore"):
+                self._learn(node)
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError):
+            return
+
+    def _learn(self, node: ir.Node) -> None:
         for value, known in zip(node.outputs, self._evaluate(node), strict=False):
             self._contents[value] = known
         if node.op_type in _LAYOUTS:
-            before = self.layout(node.inputs[0]) if node.inputs else None
+            before = self.layout(node.inputs[0])
             axes = None if before is None else _LAYOUTS[node.op_type](self, node, before)
             if before is not None and axes is not None:
                 self.track(node.outputs[0], Layout(before.origin, axes))
@@ -181,18 +188,14 @@ class Knowledge:
         inputs = [self.content(value) for value in node.inputs]
         if any(k is None and v is not None for k, v in zip(inputs, node.inputs, strict=True)):
             return [s] if (s := _partly(node, inputs)) is not None else ()
-        try:
-            if any(isinstance(known, Spread) for known in inputs) or _symbolic_shape(node, inputs):
-                return _spread(node, inputs, rule)
-            arrays = [known for known in inputs if not isinstance(known, Spread)]
-            elements = _result_elements(node, arrays)
-            if self._elements + elements > MAX_ELEMENTS:
-                return ()
-            self._elements += elements
-            with np.errstate(all="ignore"):
-                return rule(node, arrays)
-        except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError):
-            return ()  # an invalid constant expression: the runtime will say so
+        if any(isinstance(known, Spread) for known in inputs) or _symbolic_shape(node, inputs):
+            return _spread(node, inputs, rule)
+        arrays = [known for known in inputs if not isinstance(known, Spread)]
+        elements = _result_elements(node, arrays)
+        if self._elements + elements > MAX_ELEMENTS:
+            return ()
+        self._elements += elements
+        return rule(node, arrays)
 
     def _shape(self, node: ir.Node) -> Sequence[Array]:
         known = self.content(node.inputs[0])
