@@ -154,6 +154,12 @@ FINDINGS: tuple[Known, ...] = (
         "call model.eval() before the export; the audit is of the model without dropout",
     ),
     Known(
+        "RA126",
+        "note",
+        "The export fixed the number of time steps",
+        "export with a dynamic time axis where the file itself has to run on other lengths",
+    ),
+    Known(
         "RA201",
         "note",
         "The worst case and the data disagree",

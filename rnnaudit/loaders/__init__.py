@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load"]
 
-LOADERS = ("safetensors", "torchscript", "state_dict", "onnx")
+LOADERS = ("safetensors", "torchscript", "exported", "state_dict", "onnx")
 """Modules of this room, each with a ``LOADER``, in the order in which they are asked.
 
 A module is imported only once every earlier one has declined, so that a state_dict never

@@ -170,7 +170,7 @@ def _assumed_tanh(names: Sequence[str]) -> tuple[Finding, ...]:
         finding(
             "RA121",
             name,
-            "a state_dict does not store an Elman cell's nonlinearity: tanh is assumed, and "
+            "the file does not say which nonlinearity this Elman cell has: tanh is assumed, and "
             "ReLU is possible",
         )
         for name in names

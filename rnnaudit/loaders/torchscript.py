@@ -12,14 +12,13 @@ import io
 import pickletools
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.findings import finding
-from rnnaudit.loaders.archive import Archive
+from rnnaudit.loaders.archive import Archive, opened
 from rnnaudit.loaders.grouping import slot_of
 from rnnaudit.loaders.interface import Loader, brief, listed
 from rnnaudit.loaders.named import Source, read_model
@@ -100,10 +99,14 @@ class TorchScriptLoader:
             UnsupportedModelError: It holds no recurrence that can be read: none at all, or
                 weights that are quantised, or folded into the code.
         """
-        data, pickled, code = _split(path)
-        classes = _classes(path, pickled)
+        archive = opened(path)
+        code = {
+            name[len("code/") : -len(".py")]: text.decode("utf-8", "replace")
+            for name, text in archive.read(prefix="code/", suffix=".py").items()
+        }
+        classes = _classes(path, archive.read(prefix="data.pkl")["data.pkl"])
         kinds = [(type("Record", (Record,), {"kind": name}), name) for name in classes]
-        root = read_checkpoint(path, io.BytesIO(data), (*_BUILDERS, *kinds))
+        root = read_checkpoint(path, _weights_only(archive), (*_BUILDERS, *kinds))
         tensors = {
             name: tensor
             for name, tensor in named_tensors(root).items()
@@ -127,26 +130,15 @@ class TorchScriptLoader:
             raise _explained(path, error, classes, code) from None
 
 
-def _split(path: Path) -> tuple[bytes, bytes, dict[str, str]]:
-    """Return the weights as an archive of their own, the pickle in it, and the code by file."""
+def _weights_only(archive: Archive) -> io.BytesIO:
+    """Copy the weights, and not the code, to an archive of their own."""
     buffer = io.BytesIO()
-    pickled, code = b"", {}
-    try:
-        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(buffer, "w") as plain:
-            for entry in {entry.filename: entry for entry in archive.infolist()}.values():
-                name = entry.filename.partition("/")[2]
-                if name.startswith("code/") and name.endswith(".py"):
-                    code[name[5:-3]] = archive.read(entry).decode("utf-8", "replace")
-                elif name in ("data.pkl", "version", "byteorder") or name.startswith("data/"):
-                    record = archive.read(entry)
-                    plain.writestr(f"archive/{name}", record)
-                    pickled = record if name == "data.pkl" else pickled
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError, EOFError) as error:
-        raise LoadError(
-            f"{path} is a damaged TorchScript archive: {brief(error)}",
-            help="write or download it again",
-        ) from None
-    return buffer.getvalue(), pickled, code
+    with zipfile.ZipFile(buffer, "w") as plain:
+        for part in ("data.pkl", "version", "byteorder", "data/"):
+            for name, record in archive.read(prefix=part).items():
+                plain.writestr(f"archive/{name}", record)
+    buffer.seek(0)
+    return buffer
 
 
 def _classes(path: Path, pickled: bytes) -> list[str]:
