@@ -105,7 +105,7 @@ def round_up(value: float, digits: int = 3) -> float:
     if value == 0 or not math.isfinite(value):
         return value
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    rounded = float(context.create_decimal(decimal.Decimal(value)))
+    rounded = float(context.create_decimal(repr(value)))
     return rounded if rounded >= value else math.nextafter(rounded, math.inf)
 
 

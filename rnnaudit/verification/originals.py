@@ -287,7 +287,7 @@ class Graph:
         self.error = ""
 
     def answer(self, feeds: Sequence[Feed]) -> list[Answer | None]:
-        """Run the graph; where it refuses, feed by feed, so that one cannot spoil the rest."""
+        """Run the graph; where it refuses, ever fewer feeds, so that one cannot spoil the rest."""
         fetch = list(self._outputs) + ([self._site.x] if self._site else [])
         outcome = runtime.run(self._model.path, [f.values for f in feeds], fetch=fetch)
         if outcome.outputs is not None:
@@ -295,7 +295,12 @@ class Graph:
         self.error = outcome.error or ""
         if len(feeds) == 1:
             return [None]
-        return [answer for feed in feeds for answer in self.answer([feed])]
+        if _refused_all(self.error):
+            return [None] * len(feeds)
+        answers: dict[int, Answer | None] = {}
+        for part in _parts(feeds):
+            answers |= zip(part, self.answer([feeds[i] for i in part]), strict=True)
+        return [answers[i] for i in range(len(feeds))]
 
     def _read(self, found: Mapping[str, Array]) -> Answer:
         outputs = {theirs: found[own] for own, theirs in self._outputs.items()}
@@ -325,6 +330,21 @@ class Graph:
     def fault(self) -> str:
         """Return nothing: the original is its own reference."""
         return ""
+
+
+def _refused_all(error: str) -> bool:
+    """Return whether the runtime refused the model itself, whatever it is fed."""
+    return any(word in error for word in ("InvalidGraph", "NotImplemented", "initialization"))
+
+
+def _parts(feeds: Sequence[Feed]) -> list[list[int]]:
+    """Split feeds by batch size, those of one size into halves: what fails often fails together."""
+    by_batch: dict[int, list[int]] = {}
+    for i, feed in enumerate(feeds):
+        by_batch.setdefault(feed.tried.batch, []).append(i)
+    parts = list(by_batch.values())
+    middle = len(feeds) // 2
+    return parts if len(parts) > 1 else [parts[0][:middle], parts[0][middle:]]
 
 
 def _match(own: Sequence[Port], theirs: Sequence[Port], what: str) -> dict[str, str]:

@@ -28,6 +28,11 @@ TIME_BUDGET = 60.0
 START = 1.5
 """Seconds that two child processes take to start: they say nothing of the speed."""
 
+SMALL = 200_000
+"""Steps × sequences × depth below which all inputs are run together, given ENOUGH seconds."""
+
+ENOUGH = 10.0
+
 LONGEST_RUN = 600.0
 """Seconds after which a run of the candidate is given up, whatever the budget."""
 
@@ -69,7 +74,11 @@ def verify(
     source: Original = (Weights if original.graph is None else Graph)(original, interface, cut)
     traced = original.graph is None or any(slot.traced for slot in source.slots)
     wanted = lengths(cut.values(), traced=traced)
-    runs = _run(source, candidate, feeds(source.slots, wanted, data, seed), started + budget)
+    todo = feeds(source.slots, wanted, data, seed)
+    small = max(cut.values(), default=1) * sum(feed.cost for feed in todo) <= SMALL
+    # A child takes a second to start, so that small work is done in one go.
+    parts = 1 if small and budget >= ENOUGH else 2
+    runs = _run(source, candidate, todo, started + budget, parts)
     seconds = time.perf_counter() - started
     reference = source.describe() + runs.note(budget)
     if runs.error or source.fault():
@@ -149,10 +158,12 @@ class _Runs:
         return "".join(f"; {part}" for part in parts)
 
 
-def _run(source: Original, candidate: Path, todo: Sequence[Feed], deadline: float) -> _Runs:
-    """Run the cheaper half of the inputs, then as many of the rest as the time left allows."""
+def _run(
+    source: Original, candidate: Path, todo: Sequence[Feed], deadline: float, parts: int
+) -> _Runs:
+    """Run the cheapest part of the inputs, then as many of the rest as the time left allows."""
     runs, rest = _Runs(), list(todo)
-    chunk = rest[: (len(rest) + 1) // 2]
+    chunk = rest[: math.ceil(len(rest) / parts)]
     while chunk and not runs.error:
         del rest[: len(chunk)]
         begun = time.perf_counter()
