@@ -145,6 +145,11 @@ class RecurrenceReport:
     initial_state: str = "zero"
     skipped: tuple[Skipped, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The name that is unique in the model: stack, layer and direction."""
+        return f"{self.name}[{self.layer}]{' reverse' if self.direction == 'reverse' else ''}"
+
 
 @dataclass(frozen=True, slots=True)
 class Location:

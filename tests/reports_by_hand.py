@@ -47,7 +47,7 @@ PROVED = (44, 80, 116, 152, 188, 224)
 SEEN = (4, 12, 31, 52, 71, 99)
 
 BACH = RecurrenceReport(
-    name="rnn[0]",
+    name="rnn",
     cell="elman",
     input_size=88,
     hidden_size=112,
@@ -88,7 +88,7 @@ UNDECIDED = replace(
     recurrences=(
         replace(
             BACH,
-            name="lstm[0]",
+            name="lstm",
             cell="lstm",
             hidden_size=64,
             verdict="undecided",
@@ -142,7 +142,7 @@ LONGER = replace(
     recurrences=(
         replace(
             BACH,
-            name="latch[0]",
+            name="latch",
             input_size=1,
             hidden_size=2,
             verdict="unstable",
@@ -175,7 +175,7 @@ LONGER = replace(
 def _gru(i):
     return replace(
         UNDECIDED.recurrences[0],
-        name=f"/dpgrnn{i // 4}/{'intra' if i % 4 < 2 else 'inter'}_rnn/rnn{i % 2}/GRU[0]",
+        name=f"/dpgrnn{i // 4}/{'intra' if i % 4 < 2 else 'inter'}_rnn/rnn{i % 2}/GRU",
         cell="gru",
         input_size=8,
         hidden_size=16,
@@ -202,7 +202,7 @@ MANY = replace(
     table=tuple(Depth(e) for e in EPSILONS),
     scope="recurrent outputs, one by one",
     findings=tuple(
-        Finding("RA204", "warning", _gru(i).name, "the sequences are short", "give longer ones")
+        Finding("RA204", "warning", _gru(i).label, "the sequences are short", "give longer ones")
         for i in range(5)
     ),
 )
@@ -286,6 +286,10 @@ TRUNCATE_FAIL = replace(
     findings=(),
 )
 
+TRUNCATE_NOTHING = replace(
+    TRUNCATE_FAIL, model=ModelInfo("gru.pt", "PyTorch state_dict", "45" * 32), export=None
+)
+
 VERIFY_NOTHING = replace(
     STABLE,
     settings={"eps": 1e-3, "seed": 0, "data": None, "candidate": "out.onnx"},
@@ -315,6 +319,7 @@ REPORTS = {
     "nothing": NOTHING,
     "truncate_pass": TRUNCATE_PASS,
     "truncate_fail": TRUNCATE_FAIL,
+    "truncate_nothing": TRUNCATE_NOTHING,
     "verify_nothing": VERIFY_NOTHING,
 }
 

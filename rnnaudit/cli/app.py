@@ -73,18 +73,21 @@ def configure(
     context.default_map = config.defaults(_parameters(context.command), Path.cwd())
 
 
-def _parameters(group: Any) -> dict[str, dict[str, str]]:
-    """Map each command's configuration keys to the names of its parameters.
+def _parameters(group: Any) -> dict[str, dict[str, config.Parameter]]:
+    """Map each command's configuration keys to its parameters.
 
     A key is the long option without its dashes; `model` is what every command reads first.
     """
     found = {}
     for name, command in group.commands.items():
-        keys = {
-            max(p.opts, key=len).lstrip("-"): p.name for p in command.params if p.name != "help"
+        parameters = [p for p in command.params if p.name != "help"]
+        first = next(p for p in parameters if p.param_type_name == "argument")
+        found[name] = {"model": config.Parameter(first.name, switch=False)} | {
+            max(p.opts, key=len).lstrip("-"): config.Parameter(
+                p.name, switch=bool(getattr(p, "is_flag", False))
+            )
+            for p in parameters
         }
-        first = next(p.name for p in command.params if p.param_type_name == "argument")
-        found[name] = keys | {"model": first}
     return found
 
 

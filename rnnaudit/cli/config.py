@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rnnaudit.errors import UsageError
 
@@ -18,15 +18,23 @@ SOURCES = (("rnnaudit.toml", ()), ("pyproject.toml", ("tool", "rnnaudit")))
 OWN = "output"
 """The one option that means something else in each command."""
 
+
+class Parameter(NamedTuple):
+    """What a key sets: a command's parameter, and whether that is a switch."""
+
+    name: str
+    switch: bool
+
+
 Defaults = dict[str, dict[str, Any]]
 """By command, then by parameter."""
 
 
-def defaults(parameters: Mapping[str, Mapping[str, str]], folder: Path) -> Defaults:
+def defaults(parameters: Mapping[str, Mapping[str, Parameter]], folder: Path) -> Defaults:
     """Read each command's defaults.
 
     Args:
-        parameters: For every command, the key of each parameter and the parameter's name.
+        parameters: For every command, each key and the parameter that it sets.
         folder: Where to look for the files.
 
     Raises:
@@ -44,12 +52,13 @@ def defaults(parameters: Mapping[str, Mapping[str, str]], folder: Path) -> Defau
             )
         for command, keys in parameters.items():
             if name in keys:
-                found[command][keys[name]] = _scalar(value, key, file)
+                found[command][keys[name].name] = _scalar(value, keys[name], f"{file}: {key}")
     for command in settings.keys() - shared.keys():
         keys = parameters[command]
         where = f"{file}, [{_dotted(file, command)}]"
         for key, value in settings[command].items():
-            found[command][keys[_known(key, set(keys), where)]] = _scalar(value, key, where)
+            parameter = keys[_known(key, set(keys), where)]
+            found[command][parameter.name] = _scalar(value, parameter, f"{where}: {key}")
     return found
 
 
@@ -90,11 +99,15 @@ def _known(key: str, known: set[str], where: str) -> str:
     return name
 
 
-def _scalar(value: Any, key: str, where: str) -> Any:
-    if not isinstance(value, (str, int, float)):
-        raise _refuse(f"{where}: {key} must be a string, a number or a truth value, got {value!r}")
+def _scalar(value: Any, parameter: Parameter, where: str) -> Any:
+    if parameter.switch:
+        if not isinstance(value, bool):
+            raise _refuse(f"{where} must be true or false, got {value!r}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise _refuse(f"{where} must be a number or a string, got {value!r}")
     # Numbers pass through text, so that an option reads them as it reads its command line.
-    return value if isinstance(value, bool) else str(value)
+    return str(value)
 
 
 def _refuse(message: str) -> UsageError:

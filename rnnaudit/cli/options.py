@@ -41,9 +41,15 @@ def _share(param: typer.CallbackParam, value: float) -> float:
     return value
 
 
-def _natural(param: typer.CallbackParam, value: int | None) -> int | None:
-    if value is not None and value < 0:
+def _natural(param: typer.CallbackParam, value: int) -> int:
+    if value < 0:
         raise UsageError(f"{_flag(param)} must be 0 or larger, got {value}")
+    return value
+
+
+def _counting(param: typer.CallbackParam, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise UsageError(f"{_flag(param)} must be at least 1, got {value}")
     return value
 
 
@@ -174,12 +180,12 @@ Verbose = Annotated[
 Depth = Annotated[
     int | None,
     typer.Option(
-        "--depth", metavar="K", callback=_natural, help="Take this depth, whatever the evidence."
+        "--depth", metavar="K", callback=_counting, help="Take this depth, whatever the evidence."
     ),
 ]
 MaxDepth = Annotated[
     int,
-    typer.Option("--max-depth", metavar="K", callback=_natural, help="Largest depth to take."),
+    typer.Option("--max-depth", metavar="K", callback=_counting, help="Largest depth to take."),
 ]
 Proof = Annotated[
     Evidence | None,

@@ -11,6 +11,8 @@ EXAMPLES = """Examples:
 
   rnnaudit verify model.pt model.truncated.onnx --eps 1e-3
 
+  rnnaudit verify model.pt model.truncated.onnx --seed 1 -o verdict.txt
+
   rnnaudit verify model.onnx small.onnx --data sequences.npz --format json"""
 
 

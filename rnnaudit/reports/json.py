@@ -92,6 +92,7 @@ def _recurrence(recurrence: RecurrenceReport, eps: float) -> dict[str, Any]:
     exponent = recurrence.lyapunov
     return {
         "name": recurrence.name,
+        "label": recurrence.label,
         "cell": recurrence.cell,
         "input_size": recurrence.input_size,
         "hidden_size": recurrence.hidden_size,

@@ -51,8 +51,10 @@ def percent(share: float) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Print a chosen ε exactly and compactly: ``1e-3``, ``2.5e-4``, ``2``."""
+    """Print a ε exactly and compactly: ``1e-3``, ``2.5e-4``, ``2``."""
     exact = Decimal(repr(float(value))).normalize()
+    if exact == 0:
+        return "0"
     return f"{exact:f}" if exact >= 1 and exact.adjusted() < DIGITS else _scientific(exact)
 
 

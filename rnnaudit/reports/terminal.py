@@ -91,6 +91,9 @@ class TerminalRenderer:
         if report.export is not None:
             yield Text()
             yield from _written(report.export, self.width)
+        elif report.equivalence is not None and "candidate" not in report.settings:
+            yield Text()
+            yield from _labelled("wrote", ["nothing: no depth that was tried keeps ε"], self.width)
 
 
 def _head(report: Report, width: int) -> Iterator[Text]:
@@ -105,7 +108,7 @@ def _head(report: Report, width: int) -> Iterator[Text]:
         facts.append(Text(f"{skipped} skipped", MEASURED))
     yield from flow(facts, width)
     candidate = report.settings.get("candidate")
-    if isinstance(candidate, str) and report.export is None:
+    if isinstance(candidate, str):
         yield from _labelled("against", [numbers.clean(candidate)], width)
     if report.recurrences:
         yield from _labelled("inputs", [numbers.clean(report.data)], width)
@@ -153,9 +156,13 @@ def _plain(name: str) -> str:
     return numbers.clean(name)
 
 
+def _place(recurrence: RecurrenceReport) -> str:
+    return f"{_plain(recurrence.name)}[{recurrence.layer}]"
+
+
 def _title(recurrence: RecurrenceReport) -> list[Piece]:
     return [
-        Text(_plain(recurrence.name), "bold"),
+        Text(_place(recurrence), "bold"),
         wording.cell(recurrence),
         _sizes(recurrence),
         recurrence.direction,
@@ -274,7 +281,7 @@ def _overview_row(report: Report, recurrence: RecurrenceReport) -> list[Piece]:
     depth = wording.own_depth(recurrence, report.eps)
     half = recurrence.lyapunov.half_life if recurrence.lyapunov else None
     return [
-        _plain(recurrence.name),
+        _place(recurrence),
         wording.cell(recurrence) + (" ←" if recurrence.direction == "reverse" else ""),
         _sizes(recurrence).replace(" ", ""),
         Text(numbers.rate_up(recurrence.upper.value), PROVED) if recurrence.upper else "—",
@@ -403,7 +410,7 @@ def _cuts(report: Report, export: Export, width: int) -> Iterator[Text]:
     cut = {t.recurrence: t for t in export.truncations}
     for recurrence in report.recurrences:
         title = _title(recurrence)[:-1]
-        truncation = cut.get(recurrence.name)
+        truncation = cut.get(recurrence.label)
         if truncation is None:
             title.append(Text("stays recurrent", MEASURED))
         else:
@@ -417,7 +424,9 @@ def _cuts(report: Report, export: Export, width: int) -> Iterator[Text]:
 def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
     rows: list[tuple[str, list[Piece]]] = []
     if equivalence.required_eps is not None and not equivalence.passed:
-        rows.append(("passes at", [f"ε = {numbers.up(equivalence.required_eps)}, the smallest"]))
+        rows.append(
+            ("passes at", [f"ε = {numbers.epsilon(equivalence.required_eps)}, the smallest"])
+        )
     if equivalence.where is not None:
         at = equivalence.where
         rows.append(
