@@ -388,6 +388,31 @@ def test_states_packed_in_one_input_are_followed_through_slices(tmp_path):
     assert (found.source, found.name) == ("graph input", "state")
 
 
+def cached(overwrite):
+    """Make two GRUs whose states share one input; the first writes its new state into a copy."""
+    rows = np.array([[[overwrite]]])
+    constants = weights("GRU") | {f"s{i}": np.array([i]) for i in range(3)} | {"at": rows}
+    node = {"hidden_size": 4}
+    nodes = [
+        helper.make_node("Slice", ["cache", "s0", "s1"], ["h"]),
+        helper.make_node("GRU", ["X", "W", "R", "B", "", "h"], ["Y", "new"], name="a", **node),
+        helper.make_node("Unsqueeze", ["new", "s0"], ["update"]),
+        helper.make_node("ScatterND", ["cache", "at", "update"], ["cache2"]),
+        helper.make_node("Slice", ["cache2", "s1", "s2"], ["h2"]),
+        helper.make_node("GRU", ["X", "W", "R", "B", "", "h2"], ["Z"], name="b", **node),
+    ]
+    return model(nodes, {"X": ["T", 1, 3], "cache": [2, 1, 4]}, dict.fromkeys("YZ"), constants)
+
+
+@pytest.mark.parametrize(("overwrite", "source"), [(0, "graph input"), (1, "computed")])
+def test_states_in_a_cache_are_followed_entry_by_entry(tmp_path, overwrite, source):
+    found = read(tmp_path, cached(overwrite))
+    first, second = (r.initial for r in found.recurrences())
+    assert (first.source, first.name) == ("graph input", "cache")
+    assert second.source == source
+    assert ids(found) == ([] if source == "graph input" else ["RA115"])
+
+
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_states_filled_for_a_batch_of_any_size_are_constants(tmp_path, value):
     fill = helper.make_tensor("v", TensorProto.FLOAT, [1], [value])

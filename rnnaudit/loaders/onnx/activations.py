@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rnnaudit.cells.activations import NAMES, TAKES_ALPHA, TAKES_BETA
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.model import Activation
 
@@ -23,6 +22,8 @@ _OPERATOR_DEFAULTS: dict[str, tuple[float, float | None]] = {
     "scaledtanh": (1.0, 1.0),
     "thresholdedrelu": (1.0, None),
 }
+
+_PLAIN = frozenset({"relu", "sigmoid", "softplus", "softsign", "tanh"})
 
 _ZERO_IN_ONNX_RUNTIME = frozenset({"affine", "scaledtanh", "thresholdedrelu"})
 
@@ -63,14 +64,14 @@ def resolve(
     found, disputed = [], []
     for written in given:
         name = written.lower()
-        if name not in NAMES:
+        if name not in _PLAIN | _OPERATOR_DEFAULTS.keys():
             raise Refused(f"activation {written!r} is not one of ONNX's")
         alpha, beta = _OPERATOR_DEFAULTS.get(name, (None, None))
         missing = False
-        if name in TAKES_ALPHA:
+        if alpha is not None:
             missing = not left_alpha
             alpha = left_alpha.pop(0) if left_alpha else _missing(name, alpha)
-        if name in TAKES_BETA:
+        if beta is not None:
             missing = missing or not left_beta
             beta = left_beta.pop(0) if left_beta else _missing(name, beta)
         if missing and name in _ZERO_IN_ONNX_RUNTIME:
@@ -82,5 +83,5 @@ def resolve(
     )
 
 
-def _missing(name: str, default: float | None) -> float | None:
+def _missing(name: str, default: float) -> float:
     return 0.0 if name in _ZERO_IN_ONNX_RUNTIME else default

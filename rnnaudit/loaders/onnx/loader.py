@@ -16,6 +16,7 @@ from rnnaudit.loaders.onnx.reading import read_graph
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.stacks import assemble
 from rnnaudit.loaders.onnx.values import Knowledge
+from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Model
 from rnnaudit.results import Skipped
 
@@ -74,6 +75,7 @@ class _Walk:
         self.model = model
         self.opset = int(model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1)))
         self.known = Knowledge()
+        self.wiring = Wiring(self.known)
         self.reads: list[Read] = []
         self.skipped: list[Skipped] = []
         self._names = Counter(node.name for node in _nodes([model.graph]) if node.name)
@@ -101,7 +103,7 @@ class _Walk:
         node.name = self._unique(node)
         where = _path(node, scope)
         try:
-            self.reads.append(read(node, self.known, where, scope, self.opset))
+            self.reads.append(read(node, self.wiring, where, scope, self.opset))
         except Refused as refused:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
 

@@ -22,8 +22,9 @@ from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.onnx.activations import resolve
 from rnnaudit.loaders.onnx.reading import Array
 from rnnaudit.loaders.onnx.refusal import Refused
-from rnnaudit.loaders.onnx.values import MOVES, Axis, Knowledge, Layout, Spread, axis, length
 from rnnaudit.loaders.onnx.values import Atom as NamedAxis
+from rnnaudit.loaders.onnx.values import Axis, Knowledge, Layout, Spread, axis, length
+from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import (
     Activation,
     Cell,
@@ -81,13 +82,17 @@ class _Reader:
     """The parts of one node, named as the operator's text names them."""
 
     node: ir.Node
-    known: Knowledge
+    wiring: Wiring
     name: str
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def op(self) -> str:
         return self.node.op_type
+
+    @property
+    def known(self) -> Knowledge:
+        return self.wiring.known
 
     def input(self, name: str) -> ir.Value | None:
         index = _INPUTS[self.op].index(name) if name in _INPUTS[self.op] else len(self.node.inputs)
@@ -143,12 +148,12 @@ def _not_constant(name: str, value: ir.Value) -> str:
     )
 
 
-def read(node: ir.Node, known: Knowledge, name: str, scope: str, opset: int) -> Read:
+def read(node: ir.Node, wiring: Wiring, name: str, scope: str, opset: int) -> Read:
     """Read a node of opset 7 or later.
 
     Args:
         node: The LSTM, GRU or RNN node.
-        known: Facts about every value before it.
+        wiring: What every value before it is, and what it is made of.
         name: What to call the recurrence; unique in the file.
         scope: The path of the If branch it sits in, empty at the top.
         opset: The opset that the model imports.
@@ -159,7 +164,7 @@ def read(node: ir.Node, known: Knowledge, name: str, scope: str, opset: int) -> 
     """
     if opset < 7:
         raise Refused(f"{node.op_type} of opset {opset} is not read, only 7 and later")
-    reader = _Reader(node, known, name)
+    reader = _Reader(node, wiring, name)
     for attribute in node.attributes.values():
         if attribute.name not in _ATTRIBUTES | _OWN_ATTRIBUTES[node.op_type]:
             raise Refused(f"attribute {attribute.name!r} is not one that {node.op_type} has")
@@ -393,7 +398,7 @@ def _state(reader: _Reader, name: str, directions: int, hidden: int, layout: int
         return _State(name, zero, "zero")
     known = reader.known.content(value)
     if known is None:
-        return _unknown_state(name, value, zero)
+        return _unknown_state(reader, name, value, zero)
     core = (known.core if isinstance(known, Spread) else known).astype(np.float64)
     if core.ndim > 3 or not np.isfinite(core).all():
         raise Refused(f"{name} must hold finite numbers on three axes")
@@ -419,13 +424,13 @@ def _state(reader: _Reader, name: str, directions: int, hidden: int, layout: int
 _FROM_ZERO = "depths hold for runs that start from zero"
 
 
-def _unknown_state(name: str, value: ir.Value, zero: Array) -> _State:
-    roots = _roots(value)
-    if any(_undefined(root) for root in roots):
+def _unknown_state(reader: _Reader, name: str, value: ir.Value, zero: Array) -> _State:
+    sources = reader.wiring.roots(value)
+    if any(_undefined(root) for root in sources):
         raise Refused(f"{name} ({value.name!r}) is defined nowhere in the file")
-    if all(root.producer() is None for root in roots):
-        return _State(name, zero, "graph input", ", ".join(_name_of(root) for root in roots))
-    makers = sorted({_maker(root) for root in roots if root.producer() is not None})
+    if all(root.producer() is None for root in sources):
+        return _State(name, zero, "graph input", ", ".join(_name_of(root) for root in sources))
+    makers = sorted({_maker(root) for root in sources if root.producer() is not None})
     text = "{} " + f"computed inside the model (from {listed(makers)}); zero is assumed"
     return _State(name, zero, "computed", name, ("RA115", text, _FROM_ZERO))
 
@@ -436,36 +441,6 @@ def _maker(value: ir.Value) -> str:
         return _name_of(value)
     what = "the final state of " if producer.op_type in GATES else ""
     return f"{what}{producer.op_type} {producer.name or value.name!r}"
-
-
-def _roots(value: ir.Value) -> list[ir.Value]:
-    """Follow a value back through operators that only move entries."""
-    found: dict[ir.Value, None] = {}
-    seen: set[ir.Value] = set()
-    waiting = [value]
-    while waiting:
-        at = waiting.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        producer = at.producer()
-        if producer is None or producer.domain not in {"", "ai.onnx"}:
-            found[at] = None
-        elif producer.op_type == "If":
-            waiting.extend(_branch_outputs(producer, at))
-        elif producer.op_type in MOVES:
-            sources = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
-            waiting.extend(source for source in sources if source is not None)
-        else:
-            found[at] = None
-    return list(found)
-
-
-def _branch_outputs(node: ir.Node, value: ir.Value) -> list[ir.Value]:
-    """Return what either branch of an If gives for one of its outputs."""
-    index = list(node.outputs).index(value)
-    branches = (a.as_graph() for a in node.attributes.values() if a.type.name == "GRAPH")
-    return [branch.outputs[index] for branch in branches if index < len(branch.outputs)]
 
 
 # --- attributes -----------------------------------------------------------------------------

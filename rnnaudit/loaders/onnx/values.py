@@ -495,6 +495,18 @@ MOVES = frozenset(_MOVES) | {"Identity", "Cast", "Expand", "Dropout"}
 """Operators whose output holds entries of their input, moved or repeated."""
 
 
+def move(node: ir.Node, inputs: Sequence[Array | None]) -> Sequence[Array]:
+    """Apply one of ``MOVES`` to arrays; nothing where its settings are not known."""
+    try:
+        if node.op_type in {"Identity", "Cast", "Dropout"}:
+            return [array_] if (array_ := inputs[0]) is not None else ()
+        if _result_elements(node, inputs) > MAX_ELEMENTS:
+            return ()
+        return _RULES[node.op_type](node, inputs)
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError):
+        return ()
+
+
 def _partly(node: ir.Node, inputs: Sequence[Content | None]) -> Spread | None:
     """Return what survives when an input is unknown: a shape that only the run decides."""
     if node.op_type == "ConstantOfShape":
