@@ -532,3 +532,16 @@ def test_constant_starts_are_part_of_the_original(tmp_path):
     assert any(bool(r.initial.value.any()) for r in model.recurrences())
     shallow = verify(model, cut(model, 2, tmp_path / "m.onnx"), eps=1e-6)
     assert shallow.conversion_error <= 1e-6
+
+
+def test_a_candidate_may_hold_some_stacks_of_several(tmp_path):
+    a, b = random_stack(1, "elman", name="a"), random_stack(2, "gru", name="b")
+    both = Model(Path("m.pt"), "PyTorch state_dict", "0" * 64, (a, b), whole=False)
+    result = verify(both, cut(both, 3, tmp_path / "both.onnx"), eps=1e-9)
+    assert result.conversion_error <= 1e-5
+    one_of_them = Model(Path("m.pt"), "PyTorch state_dict", "0" * 64, (b,), whole=True)
+    path = cut(one_of_them, 3, tmp_path / "one.onnx")
+    assert verify(both, path, eps=1e-9).conversion_error <= 1e-5
+    write(build(b), path)
+    with pytest.raises(UnsupportedModelError, match="must have a/x and a/y, got the inputs x"):
+        verify(both, path, eps=1e-9)

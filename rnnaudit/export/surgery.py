@@ -72,9 +72,15 @@ def _check_depths(layers: Iterable[Layer], depths: Mapping[str, int]) -> None:
             raise UsageError(f"the depth of {label} must be at least 1, got {depth}")
 
 
+def _opset(graph: ir.Graph) -> int:
+    """Return the version of ONNX's own operators, whichever of its two names is imported."""
+    imports = graph.opset_imports
+    return imports.get("", imports.get("ai.onnx", OLDEST_OPSET))
+
+
 def _raised(model: ir.Model) -> ir.Model:
     """Return the model in an opset whose operators the window is written in."""
-    opset = model.graph.opset_imports.get("", OLDEST_OPSET)
+    opset = _opset(model.graph)
     model.ir_version = max(model.ir_version, 4)  # initializers that are no inputs
     if opset >= OLDEST_OPSET:
         return model
@@ -101,7 +107,7 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
     assert x is not None
     _check_lengths(node, x, site.layout)
     _check_steps(model, layer, x)
-    emit = Emitter(_fresh(model.graph, site.node), _dtype(node), model.graph.opset_imports[""])
+    emit = Emitter(_fresh(model.graph, site.node), _dtype(node), _opset(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
     states = window_layer(emit, layer, inner, depths, _computed(emit, node, layer, site.layout))
     written = [

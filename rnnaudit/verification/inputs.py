@@ -5,6 +5,7 @@ Lengths are those where a truncated model can go wrong: 1, k − 1, k, k + 1 and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -203,20 +204,25 @@ def sequences_of(array: Array, roles: Roles) -> Array:
 def probe_feeds(slots: Sequence[Slot], sequences: int, length: int, seed: int) -> list[Feed]:
     """Make synthetic sequences of one length for measuring; a fixed axis keeps its size.
 
-    Inputs that recurrences read get the audit's synthetic mix; the others normal numbers,
-    random tokens or zeros, whichever they take.
+    Inputs that recurrences read get the audit's synthetic mix, its kinds in turn from row to
+    row and feed to feed; the others normal numbers, random tokens or zeros, as they take.
     """
     n = _chosen(slots, "batch", (sequences,))[0]
     t = _chosen(slots, "time", (length,))[0]
+    total = n * math.ceil(sequences / n)
+    drawn = {
+        slot.name: synthetic(slot.features, sequences=total, length=t, seed=seed)
+        for slot in slots
+        if slot.main and slot.fill == "values"
+    }
     made = []
-    for first in range(0, sequences, n):
+    for first in range(0, total, n):
         rng = np.random.default_rng([seed, first])
         values = {slot.name: _synthetic(slot, "normal", n, t, rng) for slot in slots}
         for slot in slots:
-            if slot.main and slot.fill == "values":
-                x = synthetic(slot.features, sequences=max(n, 4), length=t, seed=seed + first)
-                rows = rng.permutation(len(x))[:n]
-                values[slot.name] = arrange(x.numpy()[rows], slot, "synthetic inputs")
+            if slot.name in drawn:
+                rows = drawn[slot.name][first : first + n].numpy()
+                values[slot.name] = arrange(rows, slot, "synthetic inputs")
         made.append(Feed(Tried(f"synthetic {n}×{t}", n, t), values))
     return made
 

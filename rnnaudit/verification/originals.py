@@ -84,10 +84,8 @@ class Weights:
         self._depths = depths
         self._torch_difference: float | None = 0.0
         self._disagree = False
-        self._pairs = [
-            (stack, *_stack_ports(stack, candidate, alone=len(model.stacks) == 1))
-            for stack in model.stacks
-        ]
+        stacks, alone = _covered(model.stacks, candidate, depths)
+        self._pairs = [(stack, *_stack_ports(stack, candidate, alone=alone)) for stack in stacks]
         self.slots = tuple(slot for _, slot, _ in self._pairs)
 
     def answer(self, feeds: Sequence[Feed]) -> list[Answer | None]:
@@ -142,6 +140,19 @@ class Weights:
             f"rnnaudit's reading of the weights differs from PyTorch's by "
             f"{self._torch_difference:.1e}: please report this"
         )
+
+
+def _covered(
+    stacks: Sequence[Stack], candidate: Interface, depths: Mapping[str, int]
+) -> tuple[Sequence[Stack], bool]:
+    """Return the stacks that the candidate holds, and whether it holds one alone."""
+    names = {port.name for port in candidate.inputs}
+    named_ = [stack for stack in stacks if f"{stack.name}/x" in names]
+    cut = [stack for stack in stacks if any(r.label in depths for r in stack.recurrences())]
+    if named_:
+        return named_, False
+    chosen = cut if len(cut) == 1 else stacks
+    return chosen, len(chosen) == 1
 
 
 def _stack_ports(stack: Stack, candidate: Interface, *, alone: bool) -> tuple[Slot, str]:
