@@ -160,12 +160,6 @@ FINDINGS: tuple[Known, ...] = (
         "export with a dynamic time axis where the file itself has to run on other lengths",
     ),
     Known(
-        "RA201",
-        "note",
-        "The worst case and the data disagree",
-        "some inputs in the domain need more memory than the data show; check the domain",
-    ),
-    Known(
         "RA202",
         "warning",
         "The model remembers longer than the data last",
@@ -196,16 +190,16 @@ FINDINGS: tuple[Known, ...] = (
         "give longer sequences: a state that grows has not shown its memory yet",
     ),
     Known(
-        "RA208",
-        "warning",
-        "The time budget ended the search early",
-        "raise --time-budget; numbers of this run may differ from those of the next",
-    ),
-    Known(
         "RA207",
         "note",
         "The data were given to one of several stacks",
         "choose another with --layer",
+    ),
+    Known(
+        "RA208",
+        "warning",
+        "The time budget ended the search early",
+        "raise --time-budget; numbers of this run may differ from those of the next",
     ),
     Known(
         "RA209",
@@ -218,6 +212,12 @@ FINDINGS: tuple[Known, ...] = (
         "warning",
         "A recurrence was not measured on what it sees",
         "its numbers hold for synthetic inputs only; give --data of the graph's own kind",
+    ),
+    Known(
+        "RA211",
+        "warning",
+        "Some kinds of synthetic input are remembered longer than others",
+        "give --data: what your inputs are like decides the depth",
     ),
     Known(
         "RA301",
