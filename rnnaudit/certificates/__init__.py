@@ -1,5 +1,83 @@
 """Proofs of contraction: what holds for every input in a domain and every reachable state."""
 
-from rnnaudit.certificates.interface import Certificate, CertificateSet, Domain, Norm
+from __future__ import annotations
 
-__all__ = ["Certificate", "CertificateSet", "Domain", "Norm"]
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from rnnaudit.certificates import elman  # noqa: F401  (registers the kinds)
+from rnnaudit.certificates.interface import (
+    Certificate,
+    CertificateSet,
+    Domain,
+    Norm,
+    Search,
+    prove,
+)
+from rnnaudit.model import Recurrence
+from rnnaudit.results import NoProof
+
+__all__ = ["Certificate", "CertificateSet", "Domain", "Norm", "certify"]
+
+
+def certify(
+    recurrence: Recurrence,
+    domain: Domain,
+    *,
+    time_budget: float | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> CertificateSet:
+    """Prove how fast a recurrence forgets, by every method that applies to its cell.
+
+    Args:
+        recurrence: The cell and its initial state.
+        domain: The inputs that the proofs cover.
+        time_budget: Seconds; searches then end with the best that they have.
+        seed: Seeds the searches; the proofs themselves draw nothing.
+        progress: Called with the finished part of the search, in [0, 1].
+
+    Returns:
+        The certificates, smallest depth at ε = 1e-3 first, or the reason why there is none.
+    """
+    cell = recurrence.cell
+    numbers = [getattr(cell, f.name) for f in fields(cell)] + [recurrence.initial.value]
+    if not all(bool(torch.isfinite(v).all()) for v in numbers if isinstance(v, Tensor)):
+        return CertificateSet((), NoProof("the weights hold NaN or infinity"))
+    deadline = None if time_budget is None else time.monotonic() + time_budget
+    search = Search(seed, deadline, progress)
+    with _few_threads(cell.state_size):
+        prove(cell, recurrence, domain, search)
+        return _ranked(search)
+
+
+@contextmanager
+def _few_threads(size: int) -> Iterator[None]:
+    """Keep small matrices on one thread, where waking a second costs more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if size <= 256 else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _ranked(search: Search) -> CertificateSet:
+    found = [c for c in search.certificates if c.bound.value < 1]
+
+    def rank(certificate: Certificate) -> tuple[float, float]:
+        k = certificate.depth(1e-3)
+        return (math.inf if k is None else k), certificate.bound.value
+
+    ranked = tuple(sorted(found, key=rank))
+    reason = None
+    if not ranked:
+        why = search.failures[0][1] if search.failures else "no method applies to this cell"
+        reason = NoProof(why)
+    return CertificateSet(ranked, reason, tuple(search.failures))

@@ -7,14 +7,17 @@ those inputs can reach from the recurrence's initial state.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from rnnaudit.errors import UsageError
-from rnnaudit.model import Readout
+from rnnaudit.model import Cell, Readout, Recurrence
 from rnnaudit.results import NoProof, UpperBound
 
 Norm = Literal["max", "2"]
@@ -107,6 +110,35 @@ class CertificateSet:
         """Return the smallest depth that any certificate proves (see ``Certificate.depth``)."""
         depths = [c.depth(eps, readout, norm, radius) for c in self.certificates]
         return min((k for k in depths if k is not None), default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """How long a search may take, and where its proofs and failures are collected."""
+
+    seed: int = 0
+    deadline: float | None = None
+    progress: Callable[[float], None] | None = None
+    certificates: list[Certificate] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def fail(self, method: str, reason: str) -> None:
+        """Note why a method proves nothing."""
+        self.failures.append((method, reason))
+
+
+@singledispatch
+def prove(cell: Cell, recurrence: Recurrence, domain: Domain, search: Search) -> None:
+    """Try every method that applies to this kind of cell; collect what they prove in ``search``.
+
+    The failure that explains most comes first.
+    """
+    raise NotImplementedError(type(cell).__name__)
 
 
 def geometric_depth(rate: float, first: float, later: float, eps: float) -> int | None:
