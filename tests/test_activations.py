@@ -18,6 +18,7 @@ from rnnaudit.cells.activations import (
     clipped_complement,
     clipped_slope,
     clipped_value,
+    parameters,
     slope,
     slope_interval,
     value,
@@ -90,6 +91,21 @@ def test_affine_and_scaledtanh_are_their_formulas():
     close(value(Activation("affine"), GRID), GRID)
     close(value(Activation("scaledtanh", 1.5, 0.25), GRID), 1.5 * torch.tanh(GRID / 4))
     close(value(Activation("scaledtanh"), GRID), torch.tanh(GRID))
+
+
+@pytest.mark.parametrize(
+    ("activation", "filled_in"),
+    [
+        (Activation("tanh"), (0, 0)),
+        (Activation("hardsigmoid"), (0.2, 0.5)),
+        (Activation("hardsigmoid", beta=0.25), (0.2, 0.25)),
+        (Activation("leakyrelu", 0.0), (0, 0)),
+        (Activation("scaledtanh"), (1, 1)),
+    ],
+    ids=str,
+)
+def test_parameters_fill_in_the_defaults(activation, filled_in):
+    assert parameters(activation) == filled_in
 
 
 # Slopes

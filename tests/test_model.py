@@ -167,6 +167,8 @@ def test_the_initial_state_says_where_it_comes_from():
     assert InitialState(zeros(2), "constant").describe() == "constant"
     asked = InitialState(zeros(2), "graph input", "h0")
     assert asked.describe() == "zero assumed for graph input h0"
+    computed = InitialState(zeros(2), "computed")
+    assert computed.describe() == "zero assumed for a state that the model computes"
 
 
 # The fingerprint
