@@ -250,8 +250,8 @@ def test_an_lstm_without_weights_forgets_at_the_rate_of_its_bias():
 
 
 def test_what_is_no_cell_is_our_own_mistake_and_named():
-    with pytest.raises(NotImplementedError, match="^str$"):
+    with pytest.raises(NotImplementedError, match=r"^str$"):
         cells.drive("lstm", torch.zeros(1))
     for function in (cells.advance, cells.linearize):
-        with pytest.raises(NotImplementedError, match="^str$"):
+        with pytest.raises(NotImplementedError, match=r"^str$"):
             function("lstm", torch.zeros(1), torch.zeros(1))
