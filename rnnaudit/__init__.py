@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rnnaudit.audit import audit, load, truncate, verify
+    from rnnaudit.api import audit, load, truncate, verify
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "audit", "load", "truncate", "verify"]
@@ -22,5 +22,5 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module("rnnaudit.audit"), name)
+        return getattr(import_module("rnnaudit.api"), name)
     raise AttributeError(f"module 'rnnaudit' has no attribute {name!r}")

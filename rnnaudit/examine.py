@@ -1,0 +1,323 @@
+"""Examine every recurrence: what is proved of it, and what is measured on what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rnnaudit.certificates import (
+    CertificateSet,
+    Domain,
+    StackCertificate,
+    certify,
+    certify_stack,
+)
+from rnnaudit.data import Data
+from rnnaudit.depth import DepthStudy, Norm, measured_depth, pool, study_recurrence, study_stack
+from rnnaudit.estimators import lambda_below, lyapunov, norm_curve
+from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
+from rnnaudit.observe import Observation
+from rnnaudit.results import (
+    Depth,
+    LowerBound,
+    LyapunovExponent,
+    MeasuredDepth,
+    NoProof,
+    NormCurve,
+)
+
+Progress = Callable[[str, float], None]
+
+PROOF_SHARE = 0.4
+"""Share of the time budget that proofs may take."""
+
+PILOT = 4
+"""Sequences that are measured first where all would be expensive: one of each synthetic kind."""
+
+AFFORDABLE = 1e11
+"""Multiplications up to which every depth of every sequence is measured without a pilot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the caller wants to know of a model."""
+
+    eps: float
+    norm: Norm
+    epsilons: tuple[float, ...]
+    confidence: float
+    seed: int
+    time_budget: float | None
+    input_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examined:
+    """One recurrence: its proofs and, for its own output, its errors at every depth."""
+
+    recurrence: Recurrence
+    domain: Domain
+    certificates: CertificateSet
+    study: DepthStudy
+    synthetic: bool
+    lower: LowerBound | None
+    norms: NormCurve | None
+    lyapunov: LyapunovExponent | None
+    spectral_norm: float | None
+
+    def depth(self, eps: float, settings: Settings) -> Depth:
+        """Collect what is known of the depth for ε."""
+        return Depth(
+            eps,
+            proved=self.certificates.depth(eps, norm=settings.norm),
+            measured=measured_depth(
+                self.study, eps, confidence=settings.confidence, synthetic=self.synthetic
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExaminedStack:
+    """One stack through its readout: its proof and its errors at every depth."""
+
+    stack: Stack
+    certificate: StackCertificate | NoProof
+    study: DepthStudy
+    synthetic: bool
+    kinds: tuple[str, ...]
+
+    def depth(self, eps: float, settings: Settings) -> Depth:
+        """Collect what is known of the depth for ε of the stack's output."""
+        proof = self.certificate
+        return Depth(
+            eps,
+            proved=None if isinstance(proof, NoProof) else proof.depth(eps, norm=settings.norm),
+            measured=measured_depth(
+                self.study, eps, confidence=settings.confidence, synthetic=self.synthetic
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examination:
+    """Everything that an audit and a truncation build on."""
+
+    model: Model
+    seen: Observation
+    settings: Settings
+    recurrences: Mapping[str, Examined]
+    stacks: tuple[ExaminedStack, ...]
+    domain: str
+
+    def depth(self, eps: float) -> Depth:
+        """Return the depth for ε of every stack: the largest, where all have one."""
+        depths = [stack.depth(eps, self.settings) for stack in self.stacks]
+        return Depth(
+            eps,
+            proved=_largest([d.proved for d in depths]),
+            measured=_pooled([d.measured for d in depths if d.measured is not None]),
+            refuted_below=max(
+                (d.refuted_below for d in depths if d.refuted_below is not None), default=None
+            ),
+        )
+
+
+def _largest(depths: Sequence[int | None]) -> int | None:
+    known = [k for k in depths if k is not None]
+    return max(known) if known and len(known) == len(depths) else None
+
+
+def _pooled(parts: Sequence[MeasuredDepth]) -> MeasuredDepth | None:
+    """Join measurements of several stacks: the deepest counts, and the weakest statement."""
+    if not parts:
+        return None
+    k = _largest([part.k for part in parts])
+    shares = [part.exceed_probability for part in parts]
+    return MeasuredDepth(
+        k=k,
+        longer_than=None
+        if k is not None
+        else max(p.longer_than or 0 for p in parts if p.k is None),
+        sequences=min(part.sequences for part in parts),
+        exceed_probability=None
+        if any(share is None for share in shares)
+        else max(share for share in shares if share is not None),
+        confidence=parts[0].confidence,
+        synthetic=any(part.synthetic for part in parts),
+    )
+
+
+def examine(
+    model: Model,
+    seen: Observation,
+    data: Data | None,
+    settings: Settings,
+    *,
+    prove: bool = True,
+    progress: Progress | None = None,
+) -> Examination:
+    """Prove and measure every recurrence and every stack of a model.
+
+    Args:
+        model: The model as loaded.
+        seen: What its recurrences see.
+        data: The user's sequences, whose box bounds the inputs that proofs assume.
+        settings: What the caller wants.
+        prove: Whether to look for certificates at all.
+        progress: Called with what is being done and the share that is done.
+    """
+    total = len(list(model.recurrences())) + len(model.stacks)
+    limit = settings.time_budget
+    work = _Work(total, None if limit is None else limit / max(1, total), progress)
+    found: dict[str, Examined] = {}
+    stacks = []
+    names = []
+    for i, stack in enumerate(model.stacks):
+        domain = _domain(model, seen.stacks[i], data, settings)
+        names.append(domain.name)
+        parts = 1 + sum(1 for _ in stack.recurrences())
+        proof = certify_stack(
+            stack, domain, time_budget=work.seconds(PROOF_SHARE * parts), seed=settings.seed
+        )
+        for recurrence in stack.recurrences():
+            groups = seen.recurrences[recurrence.label]
+            study = _measure(recurrence, groups, settings, work)
+            longest = groups[-1]
+            found[recurrence.label] = Examined(
+                recurrence,
+                domain,
+                proof.recurrences[recurrence.label],
+                study,
+                seen.synthetic[i],
+                lower=lambda_below(recurrence, longest, seed=settings.seed),
+                norms=norm_curve(recurrence, longest, seed=settings.seed),
+                lyapunov=lyapunov(recurrence, longest, seed=settings.seed),
+                spectral_norm=_spectral_norm(recurrence),
+            )
+        whole = _whole(stack, seen.stacks[i], settings, work)
+        stacks.append(ExaminedStack(stack, proof, whole, seen.synthetic[i], seen.kinds[i]))
+    return Examination(
+        model, seen, settings, found, tuple(stacks), " · ".join(dict.fromkeys(names))
+    )
+
+
+@dataclass(slots=True)
+class _Work:
+    """How many of the parts are done, and the seconds that each may take (None: no limit)."""
+
+    total: int
+    share: float | None
+    callback: Progress | None
+    done: int = 0
+
+    def seconds(self, shares: float) -> float | None:
+        """Return this many shares of the time budget."""
+        return None if self.share is None else self.share * shares
+
+    def start(self, label: str) -> Callable[[float], None]:
+        """Return what the next part reports its own share to."""
+        before = self.done
+        self.done += 1
+
+        def note(part: float) -> None:
+            if self.callback is not None:
+                self.callback(label, (before + part) / max(1, self.total))
+
+        note(0.0)
+        return note
+
+
+def _measure(
+    recurrence: Recurrence, groups: Sequence[Tensor], settings: Settings, work: _Work
+) -> DepthStudy:
+    """Measure a recurrence's own output on what it sees."""
+    note = work.start(f"measuring {recurrence.label}")
+
+    def study(x: Tensor, budget: float | None) -> DepthStudy:
+        return study_recurrence(recurrence, x, norm=settings.norm, budget_s=budget, progress=note)
+
+    return _study(study, groups, _step_cost(recurrence), settings, work)
+
+
+def _whole(stack: Stack, groups: Sequence[Tensor], settings: Settings, work: _Work) -> DepthStudy:
+    """Measure a stack's output, through its readout."""
+    note = work.start(f"measuring {stack.name}")
+
+    def study(x: Tensor, budget: float | None) -> DepthStudy:
+        return study_stack(
+            stack,
+            x,
+            norm=settings.norm,
+            epsilons=settings.epsilons,
+            budget_s=budget,
+            progress=note,
+        )
+
+    cost = sum(_step_cost(r) for r in stack.recurrences())
+    if stack.readout is not None:
+        cost += stack.readout.A.numel()
+    return _study(study, groups, cost, settings, work)
+
+
+def _study(
+    study: Callable[[Tensor, float | None], DepthStudy],
+    groups: Sequence[Tensor],
+    cost: float,
+    settings: Settings,
+    work: _Work,
+) -> DepthStudy:
+    """Study every sequence; where that is expensive, a few first.
+
+    One sequence that needs more than it can show settles the answer for all, so that a
+    model that never forgets is found out on the pilot. What is done depends on sizes
+    alone, never on the clock, unless the caller set a time budget.
+    """
+    budget = work.seconds((1 - PROOF_SHARE) / len(groups))
+    most = sum(cost * len(x) * x.shape[1] ** 2 / 2 for x in groups)
+    longest = groups[-1]
+    if most > AFFORDABLE and len(longest) > PILOT:
+        pilot = study(longest[:PILOT], budget)
+        if None in pilot.needed(settings.eps):
+            return pilot
+    return pool([study(x, budget) for x in groups])
+
+
+def _step_cost(recurrence: Recurrence) -> float:
+    """Return the multiplications of one step."""
+    cell = recurrence.cell
+    return float((cell.W if isinstance(cell, ElmanCell) else cell.U).numel())
+
+
+def _domain(
+    model: Model, groups: Sequence[Tensor], data: Data | None, settings: Settings
+) -> Domain:
+    """Return the inputs that proofs cover: the range given, the data's box, or |x| ≤ 1.
+
+    Behind other operators of a graph a layer's own inputs are not the caller's, so that
+    their box on the data, or on synthetic inputs, is all that is known.
+    """
+    direct = model.graph is None or model.whole
+    if direct and settings.input_range is not None:
+        low, high = settings.input_range
+        return Domain(low, high, f"{low:g} ≤ x ≤ {high:g}")
+    if direct and data is None:
+        return Domain()
+    low_, high_ = _box(groups)
+    return Domain(low_, high_, "the box of the data" if direct else "the box of the layer's inputs")
+
+
+def _spectral_norm(recurrence: Recurrence) -> float | None:
+    """Return ‖W‖₂ of an Elman cell, the number that people compare."""
+    cell = recurrence.cell
+    if not isinstance(cell, ElmanCell):
+        return None
+    return float(torch.linalg.matrix_norm(cell.W, ord=2))
+
+
+def _box(groups: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    low = torch.stack([x.amin((0, 1)) for x in groups]).amin(0)
+    high = torch.stack([x.amax((0, 1)) for x in groups]).amax(0)
+    return low, high

@@ -1,0 +1,190 @@
+"""Which depth for which recurrence: plans in the order in which they deserve to be tried.
+
+A proof is taken where one gives a depth within the limit. A measured depth is taken at ε/2,
+so that inputs a little worse than those measured still keep ε; plans that follow are deeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rnnaudit import cells
+from rnnaudit.certificates import NoProof
+from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.examine import ExaminedStack, Examination
+from rnnaudit.results import Evidence, Skipped
+from rnnaudit.truncation import Plan, plan
+
+MARGIN = 2.0
+"""A measured depth keeps ε / MARGIN on the sequences that it was measured on."""
+
+_LADDER = tuple(4.0 * 2.0**-i for i in range(16))
+"""Tolerances of single recurrences, in units of ε / MARGIN, largest first."""
+
+Depths = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a truncation must keep: ε, the largest depth, and the evidence that counts."""
+
+    eps: float
+    max_depth: int
+    evidence: Evidence | None = None
+
+
+def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Skipped, ...]]:
+    """Return plans, shallowest first, and the stacks that stay as they are, with the reason.
+
+    Raises:
+        UnsupportedModelError: No stack has a depth on the evidence that is wanted.
+    """
+    ladders: list[tuple[Iterator[Depths], Evidence]] = []
+    kept = []
+    for stack in found.stacks:
+        proved = _proved(stack, wanted)
+        if proved is not None:
+            ladders.append((iter([proved]), "proved"))
+            continue
+        reason = _why_not(found, stack, wanted)
+        if reason:
+            kept.append(Skipped(stack.stack.name, reason))
+        else:
+            evidence: Evidence = "synthetic" if stack.synthetic else "measured"
+            ladders.append((_measured(found, stack, wanted), evidence))
+    if not ladders:
+        where = f"{kept[0].where}: " if len(kept) > 1 else ""
+        raise UnsupportedModelError(
+            f"a depth of at most {wanted.max_depth} was wanted for ε = {wanted.eps:g}, "
+            f"got none: {where}{kept[0].reason}",
+            help="raise --eps or --max-depth, give --data, or choose with --depth",
+            id="RA302",
+        )
+    return _joined(found, ladders), tuple(kept)
+
+
+def chosen(found: Examination, depth: int) -> Plan:
+    """Cut every recurrence to the depth that the user chose."""
+    labels = list(found.recurrences)
+    return plan(found.model, dict.fromkeys(labels, depth), dict.fromkeys(labels, "chosen"))
+
+
+def _joined(found: Examination, ladders: list[tuple[Iterator[Depths], Evidence]]) -> Iterator[Plan]:
+    """Take the next rung of every ladder; one that has ended stays where it is."""
+    depths: dict[str, int] = {}
+    evidence: dict[str, Evidence] = {}
+    while True:
+        moved = False
+        for ladder, kind in ladders:
+            rung = next(ladder, None)
+            if rung is not None:
+                moved = True
+                depths.update(rung)
+                evidence.update(dict.fromkeys(rung, kind))
+        if not moved:
+            return
+        yield plan(found.model, depths, evidence)
+
+
+def _proved(stack: ExaminedStack, wanted: Wanted) -> Depths | None:
+    """Return depths that are proved to keep ε when each layer is truncated on its own."""
+    if isinstance(stack.certificate, NoProof) or wanted.evidence not in (None, "proved"):
+        return None
+    depths = stack.certificate.layerwise(wanted.eps)
+    if depths is None or max(depths.values()) > wanted.max_depth:
+        return None
+    return {label: max(1, k) for label, k in depths.items()}
+
+
+def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> str:
+    """Say why no measured depth will do; empty where one will."""
+    if wanted.evidence == "proved":
+        return f"no proof of a depth of at most {wanted.max_depth}"
+    source = "synthetic inputs" if stack.synthetic else "the data"
+    rows = usable(found, stack, wanted.eps / MARGIN)
+    for recurrence in stack.stack.recurrences():
+        study = found.recurrences[recurrence.label].study
+        k = _needed(found, recurrence.label, wanted.eps / MARGIN, rows)
+        if k is None:
+            return (
+                f"{recurrence.label} remembers longer than {source} show "
+                f"({max(study.lengths) // 2} steps)"
+            )
+        if k > wanted.max_depth:
+            return f"{recurrence.label} needs {k} steps on {source}"
+    return ""
+
+
+def usable(found: Examination, stack: ExaminedStack, eps: float) -> tuple[int, ...]:
+    """Return the sequences that a depth for ε may rest on: all, or whole kinds of them.
+
+    On synthetic inputs a kind that some recurrence remembers longer than the sequences
+    show is left out, so that a model which forgets what is random, and holds what is
+    constant, can still be truncated for the former; `left_out` names the kinds.
+    """
+    out = left_out(found, stack, eps)
+    count = len(found.recurrences[next(stack.stack.recurrences()).label].study.lengths)
+    return tuple(n for n in range(count) if not stack.kinds or stack.kinds[n] not in out)
+
+
+def left_out(found: Examination, stack: ExaminedStack, eps: float) -> tuple[str, ...]:
+    """Return the kinds of synthetic inputs that some recurrence of a stack remembers too long."""
+    out = {
+        stack.kinds[n]
+        for recurrence in stack.stack.recurrences()
+        for n, k in enumerate(found.recurrences[recurrence.label].study.needed(eps))
+        if k is None and stack.kinds
+    }
+    # Where no kind is forgotten none is left out: the answer is then that there is no depth.
+    return (
+        () if out == set(stack.kinds) else tuple(k for k in dict.fromkeys(stack.kinds) if k in out)
+    )
+
+
+def _needed(found: Examination, label: str, eps: float, rows: Sequence[int]) -> int | None:
+    depths = found.recurrences[label].study.needed(eps)
+    known = [depths[n] for n in rows if n < len(depths)]
+    return max((k for k in known if k is not None), default=None) if None not in known else None
+
+
+def _measured(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Iterator[Depths]:
+    """Give each recurrence the depth of one shared tolerance, ever smaller.
+
+    Where our reading covers the model from input to output, rungs that miss ε / MARGIN on
+    the sequences measured are passed over; elsewhere the tolerance starts there.
+    """
+    target = wanted.eps / MARGIN
+    covered = found.model.graph is None or found.model.whole
+    rows = usable(found, stack, target)
+    last: Depths | None = None
+    passed = not covered
+    for factor in _LADDER:
+        if not covered and factor > 1:
+            continue
+        depths = {}
+        for recurrence in stack.stack.recurrences():
+            k = _needed(found, recurrence.label, factor * target, rows)
+            if k is None or k > wanted.max_depth:
+                return
+            depths[recurrence.label] = max(1, k)
+        if depths == last:
+            continue
+        last = depths
+        passed = passed or _error(found, stack, depths, rows) <= target
+        if passed:
+            yield depths
+
+
+def _error(found: Examination, stack: ExaminedStack, depths: Depths, rows: Sequence[int]) -> float:
+    """Return the largest error of the stack's output on the sequences measured, in float64."""
+    groups = found.seen.stacks[found.stacks.index(stack)]
+    worst, first = 0.0, 0
+    for group in groups:
+        x = group[[n - first for n in rows if first <= n < first + len(group)]]
+        first += len(group)
+        if len(x):
+            gap = cells.run_stack(stack.stack, x, depths) - cells.run_stack(stack.stack, x)
+            size = gap.norm(dim=-1) if found.settings.norm == "2" else gap.abs()
+            worst = max(worst, float(size.max()))
+    return worst
