@@ -260,6 +260,13 @@ def test_the_next_command_follows_from_what_is_known():
     assert command(deep).endswith("bach_lstm.onnx --eps 1e-3 --max-depth 900")
     seen = replace(by_hand.STABLE, depth=Depth(1e-3, 900, by_hand.measured(31)))
     assert command(seen).endswith("--eps 1e-3 --data sample_models/chorales.npz")
+    settings = {"eps": 1e-3, "input_range": [-1.0, 0.1], "layer": "rnn one"}
+    assert wording.next_command(replace(by_hand.STABLE, settings=settings))[0][-4:] == (
+        "--input-range",
+        "-1.0:0.1",
+        "--layer",
+        "rnn one",
+    )
     short = replace(by_hand.STABLE, depth=Depth(1e-3, None, by_hand.measured(None, longer_than=9)))
     assert command(short) == "measure on longer sequences, or keep the recurrence"
     assert command(replace(by_hand.STABLE, depth=Depth(1e-3))) == ""

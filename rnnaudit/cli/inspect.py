@@ -16,6 +16,7 @@ EXAMPLES = """Examples:
 def inspect(  # noqa: PLR0917 (each parameter is an option)
     model: options.Model,
     eps: options.Eps = 1e-3,
+    norm: options.ErrorNorm = options.Norm.MAX,
     layer: options.Layer = None,
     data: options.Data = None,
     time_axis: options.TimeAxis = None,
@@ -44,6 +45,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
             report = api.audit(
                 model,
                 eps=eps,
+                norm=norm.value,
                 layer=layer,
                 data=sequences,
                 input_range=bounds,

@@ -18,6 +18,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class Norm(StrEnum):
+    """How the error over output units is counted."""
+
+    MAX = "max"
+    TWO = "2"
+
+
 class Evidence(StrEnum):
     """The weakest evidence that a depth may rest on."""
 
@@ -73,6 +80,9 @@ Eps = Annotated[
     typer.Option(
         "--eps", metavar="E", callback=_positive, help="Wanted accuracy of each output unit."
     ),
+]
+ErrorNorm = Annotated[
+    Norm, typer.Option("--norm", help="Of an error over output units: the largest, or ‖·‖₂.")
 ]
 Data = Annotated[
     str | None,

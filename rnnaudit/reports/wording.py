@@ -168,22 +168,34 @@ def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
     if report.export is not None or report.equivalence is not None or not report.recurrences:
         return None, ""
     path, depth = report.model.path, report.depth
-    eps = numbers.epsilon(depth.eps)
-    own = report.settings.get("data")
-    data = ("--data", own) if isinstance(own, str) else ()
-    if not all(map(numbers.printable, (path, *data))):
+    carried = _carried(report)
+    if not all(map(numbers.printable, (path, *carried))):
         return None, ""
+    eps = numbers.epsilon(depth.eps)
     measured = depth.measured.k if depth.measured is not None else None
     depths = [k for k in (depth.proved, measured) if k is not None]
     if depths:
         within = () if min(depths) <= MAX_DEPTH else ("--max-depth", str(min(depths)))
-        used = data if depth.proved is None or depth.proved > MAX_DEPTH else ()
-        return ("rnnaudit", "truncate", path, "--eps", eps, *used, *within), ""
+        return ("rnnaudit", "truncate", path, "--eps", eps, *carried, *within), ""
     if depth.measured is not None and depth.measured.longer_than is not None:
         if depth.measured.synthetic:
             return ("rnnaudit", "inspect", path, "--data", "YOUR_SEQUENCES.npz"), ""
         return None, "measure on longer sequences, or keep the recurrence"
     return None, ""
+
+
+def _carried(report: Report) -> tuple[str, ...]:
+    """Return the options of this run that the next one needs to see the same."""
+    data, layer = report.settings.get("data"), report.settings.get("layer")
+    bounds = report.settings.get("input_range")
+    options: list[str] = []
+    if isinstance(data, str):
+        options += ("--data", data)
+    if isinstance(bounds, (list, tuple)):
+        options += ("--input-range", ":".join(f"{end!r}" for end in bounds))
+    if isinstance(layer, str):
+        options += ("--layer", layer)
+    return tuple(options)
 
 
 class Group(NamedTuple):
