@@ -20,7 +20,6 @@ from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.examine import Examination, Examined, Settings, examine
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
-from rnnaudit.runtime import Interface
 from rnnaudit.observe import observe
 from rnnaudit.planning import MARGIN, Wanted, chosen, left_out, plans
 from rnnaudit.results import (
@@ -35,6 +34,7 @@ from rnnaudit.results import (
     Skipped,
     Verdict,
 )
+from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Plan
 from rnnaudit.verification import verify as compare
 from rnnaudit.verification.inputs import probe_feeds
@@ -94,7 +94,14 @@ def audit(
         UsageError: An argument makes no sense.
         LoadError: The model or the data cannot be read.
     """
-    settings = _settings(eps, norm, confidence, seed, time_budget, input_range)
+    settings = _settings(
+        eps=eps,
+        norm=norm,
+        confidence=confidence,
+        seed=seed,
+        time_budget=time_budget,
+        input_range=input_range,
+    )
     model, data = _only(_model(model), layer), _data(data)
     seen = observe(model, data, seed=seed, input_range=input_range)
     found = examine(model, seen, data, settings, progress=progress)
@@ -151,11 +158,18 @@ def truncate(
     """
     from rnnaudit import export
 
-    settings = _settings(eps, "max", confidence, seed, time_budget, input_range)
+    settings = _settings(
+        eps=eps,
+        norm="max",
+        confidence=confidence,
+        seed=seed,
+        time_budget=time_budget,
+        input_range=input_range,
+    )
     _check_depths(depth, max_depth)
     model, data = _only(_model(model), layer), _data(data)
     seen = observe(model, data, seed=seed, input_range=input_range)
-    found = examine(model, seen, data, settings, prove=evidence != "measured", progress=progress)
+    found = examine(model, seen, data, settings, progress=progress)
     kept: tuple[Skipped, ...] = ()
     if depth is not None:
         candidates: Iterator[Plan] = iter([chosen(found, depth)])
@@ -163,11 +177,18 @@ def truncate(
         candidates, kept = plans(found, Wanted(eps, max_depth, evidence))
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         trial = Path(folder) / "candidate.onnx"
-        plan, graph, judged = _tried(model, candidates, settings, data, trial, progress)
+        plan, graph, judged = _tried(
+            model,
+            candidates=candidates,
+            settings=settings,
+            data=data,
+            trial=trial,
+            progress=progress,
+        )
         written = None
         if judged.passed or depth is not None:
             export.write(graph, output)
-            written = _export(model, plan, graph, trial, Path(output), seed)
+            written = _export(model, plan, graph, trial=trial, output=Path(output), seed=seed)
     report = _report(model, found, data, layer)
     return replace(
         report,
@@ -204,7 +225,9 @@ def verify(
         LoadError: A file cannot be read.
     """
     model = _model(original)
-    settings = _settings(eps, "max", 0.95, seed, time_budget, None)
+    settings = _settings(
+        eps=eps, norm="max", confidence=0.95, seed=seed, time_budget=time_budget, input_range=None
+    )
     data = _data(data)
     if progress is not None:
         progress("running both models", 0.0)
@@ -229,6 +252,7 @@ def verify(
 
 def _tried(
     model: Model,
+    *,
     candidates: Iterator[Plan],
     settings: Settings,
     data: Data | None,
@@ -379,7 +403,7 @@ def _failures(judged: Equivalence) -> tuple[Finding, ...]:
 
 
 def _export(
-    model: Model, plan: Plan, graph: ir.Model, trial: Path, output: Path, seed: int
+    model: Model, plan: Plan, graph: ir.Model, *, trial: Path, output: Path, seed: int
 ) -> Export:
     """Describe the written model, and time it against the original."""
     from rnnaudit import export
@@ -458,6 +482,7 @@ def _only(model: Model, layer: str | None) -> Model:
 
 
 def _settings(
+    *,
     eps: float,
     norm: Norm,
     confidence: float,

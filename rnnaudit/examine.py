@@ -12,7 +12,6 @@ from rnnaudit.certificates import (
     CertificateSet,
     Domain,
     StackCertificate,
-    certify,
     certify_stack,
 )
 from rnnaudit.data import Data
@@ -135,6 +134,7 @@ def _pooled(parts: Sequence[MeasuredDepth]) -> MeasuredDepth | None:
     if not parts:
         return None
     k = _largest([part.k for part in parts])
+    longer = [part.longer_than or 0 for part in parts if part.k is None]
     shares = [part.exceed_probability for part in parts]
     return MeasuredDepth(
         k=k,
@@ -156,7 +156,6 @@ def examine(
     data: Data | None,
     settings: Settings,
     *,
-    prove: bool = True,
     progress: Progress | None = None,
 ) -> Examination:
     """Prove and measure every recurrence and every stack of a model.
@@ -166,7 +165,6 @@ def examine(
         seen: What its recurrences see.
         data: The user's sequences, whose box bounds the inputs that proofs assume.
         settings: What the caller wants.
-        prove: Whether to look for certificates at all.
         progress: Called with what is being done and the share that is done.
     """
     total = len(list(model.recurrences())) + len(model.stacks)

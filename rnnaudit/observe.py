@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rnnaudit import cells, runtime
 from rnnaudit.data import UNNAMED, Data

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rnnaudit import cells
-from rnnaudit.certificates import NoProof
 from rnnaudit.errors import UnsupportedModelError
-from rnnaudit.examine import ExaminedStack, Examination
-from rnnaudit.results import Evidence, Skipped
+from rnnaudit.examine import Examination, ExaminedStack
+from rnnaudit.results import Evidence, NoProof, Skipped
 from rnnaudit.truncation import Plan, plan
 
 MARGIN = 2.0

@@ -231,7 +231,7 @@ class Report:
     scope: str
     domain: str
     data: str
-    tool: Mapping[str, str] = field(default_factory=dict)
+    tool: Mapping[str, str | None] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()
     equivalence: Equivalence | None = None
