@@ -138,7 +138,7 @@ def prove(cell: Cell, recurrence: Recurrence, domain: Domain, search: Search) ->
 
     The failure that explains most comes first.
     """
-    raise NotImplementedError(type(cell).__name__)
+    search.fail("every method", f"no method covers {cell.kind} cells")
 
 
 def geometric_depth(rate: float, first: float, later: float, eps: float) -> int | None:
