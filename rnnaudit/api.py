@@ -37,7 +37,7 @@ from rnnaudit.results import (
 from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Plan
 from rnnaudit.verification import verify as compare
-from rnnaudit.verification.inputs import probe_feeds
+from rnnaudit.verification.inputs import Box, probe_feeds
 from rnnaudit.verification.slots import of_graph, of_port
 from rnnaudit.versions import versions
 
@@ -183,6 +183,7 @@ def truncate(
             settings=settings,
             data=data,
             trial=trial,
+            box=_box(found),
             progress=progress,
         )
         written = None
@@ -257,6 +258,7 @@ def _tried(
     settings: Settings,
     data: Data | None,
     trial: Path,
+    box: Box,
     progress: Progress | None,
 ) -> tuple[Plan, ir.Model, Equivalence]:
     """Write and verify plans until one passes; the last one where none does."""
@@ -276,10 +278,17 @@ def _tried(
             # Fresh inputs: the depth was chosen on those of the audit's own seed.
             seed=settings.seed + 1 + number,
             time_budget=settings.time_budget,
+            box=box if plan.evidence == "proved" else None,
         )
         if judged.passed:
             break
     return plan, graph, judged
+
+
+def _box(found: Examination) -> Box:
+    """Return the box of the first stack's inputs that proofs cover."""
+    low, high = found.domains[0].box(found.stacks[0].stack.input_size)
+    return low.numpy(), high.numpy()
 
 
 def _report(model: Model, found: Examination, data: Data | None, layer: str | None) -> Report:

@@ -110,6 +110,7 @@ class Examination:
     recurrences: Mapping[str, Examined]
     stacks: tuple[ExaminedStack, ...]
     domain: str
+    domains: tuple[Domain, ...]
 
     def depth(self, eps: float) -> Depth:
         """Return the depth for ε of every stack: the largest, where all have one."""
@@ -130,21 +131,19 @@ def _largest(depths: Sequence[int | None]) -> int | None:
 
 
 def _pooled(parts: Sequence[MeasuredDepth]) -> MeasuredDepth | None:
-    """Join measurements of several stacks: the deepest counts, and the weakest statement."""
-    if not parts:
-        return None
+    """Join measurements of several stacks: the deepest counts.
+
+    The confidence statements are each stack's own; no joint one is made.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else None
     k = _largest([part.k for part in parts])
     longer = [part.longer_than or 0 for part in parts if part.k is None]
-    shares = [part.exceed_probability for part in parts]
     return MeasuredDepth(
         k=k,
-        longer_than=None
-        if k is not None
-        else max(p.longer_than or 0 for p in parts if p.k is None),
+        longer_than=max(longer, default=None),
         sequences=min(part.sequences for part in parts),
-        exceed_probability=None
-        if any(share is None for share in shares)
-        else max(share for share in shares if share is not None),
+        exceed_probability=None,
         confidence=parts[0].confidence,
         synthetic=any(part.synthetic for part in parts),
     )
@@ -172,10 +171,10 @@ def examine(
     work = _Work(total, None if limit is None else limit / max(1, total), progress)
     found: dict[str, Examined] = {}
     stacks = []
-    names = []
+    domains = []
     for i, stack in enumerate(model.stacks):
         domain = _domain(model, seen.stacks[i], data, settings)
-        names.append(domain.name)
+        domains.append(domain)
         parts = 1 + sum(1 for _ in stack.recurrences())
         proof = certify_stack(
             stack, domain, time_budget=work.seconds(PROOF_SHARE * parts), seed=settings.seed
@@ -197,9 +196,8 @@ def examine(
             )
         whole = _whole(stack, seen.stacks[i], settings, work)
         stacks.append(ExaminedStack(stack, proof, whole, seen.synthetic[i], seen.kinds[i]))
-    return Examination(
-        model, seen, settings, found, tuple(stacks), " · ".join(dict.fromkeys(names))
-    )
+    names = " · ".join(dict.fromkeys(domain.name for domain in domains))
+    return Examination(model, seen, settings, found, tuple(stacks), names, tuple(domains))
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from rnnaudit import cells
 from rnnaudit.errors import UnsupportedModelError
@@ -42,16 +43,18 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
     ladders: list[tuple[Iterator[Depths], Evidence]] = []
     kept = []
     for stack in found.stacks:
-        proved = _proved(stack, wanted)
+        proved = _proved(found, stack, wanted)
         if proved is not None:
             ladders.append((iter([proved]), "proved"))
             continue
-        reason = _why_not(found, stack, wanted)
-        if reason:
+        reason, rungs = _why_not(found, stack, wanted), _measured(found, stack, wanted)
+        first = None if reason else next(rungs, None)
+        if first is None:
+            reason = reason or f"no depth of at most {wanted.max_depth} keeps ε / {MARGIN:g}"
             kept.append(Skipped(stack.stack.name, reason))
         else:
             evidence: Evidence = "synthetic" if stack.synthetic else "measured"
-            ladders.append((_measured(found, stack, wanted), evidence))
+            ladders.append((chain([first], rungs), evidence))
     if not ladders:
         where = f"{kept[0].where}: " if len(kept) > 1 else ""
         raise UnsupportedModelError(
@@ -86,9 +89,14 @@ def _joined(found: Examination, ladders: list[tuple[Iterator[Depths], Evidence]]
         yield plan(found.model, depths, evidence)
 
 
-def _proved(stack: ExaminedStack, wanted: Wanted) -> Depths | None:
-    """Return depths that are proved to keep ε when each layer is truncated on its own."""
-    if isinstance(stack.certificate, NoProof) or wanted.evidence not in (None, "proved"):
+def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths | None:
+    """Return depths that are proved to keep ε when each layer is truncated on its own.
+
+    Behind other operators of a graph a proof speaks of the recurrence's own output under
+    inputs that nobody bounds, so that it says nothing of the graph's outputs.
+    """
+    covered = found.model.graph is None or found.model.whole
+    if not covered or isinstance(stack.certificate, NoProof) or wanted.evidence == "measured":
         return None
     depths = stack.certificate.layerwise(wanted.eps)
     if depths is None or max(depths.values()) > wanted.max_depth:

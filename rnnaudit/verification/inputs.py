@@ -59,7 +59,17 @@ def lengths(depths: Iterable[int], *, traced: bool = True) -> tuple[int, ...]:
     return tuple(sorted(t for t in wanted if t >= 1))
 
 
-def feeds(slots: Sequence[Slot], wanted: Sequence[int], data: Data | None, seed: int) -> list[Feed]:
+Box = tuple[Array, Array]
+"""Smallest and largest value of each feature [F] that inputs may take."""
+
+
+def feeds(
+    slots: Sequence[Slot],
+    wanted: Sequence[int],
+    data: Data | None,
+    seed: int,
+    boxes: Mapping[str, Box] | None = None,
+) -> list[Feed]:
     """Make every input, cheapest first; axes that are fixed keep their size.
 
     Args:
@@ -67,6 +77,7 @@ def feeds(slots: Sequence[Slot], wanted: Sequence[int], data: Data | None, seed:
         wanted: Lengths for inputs whose time axis is dynamic.
         data: The user's sequences, put where they belong beside synthetic other inputs.
         seed: Of everything random.
+        boxes: Where the synthetic values of an input must stay, by its name.
 
     Raises:
         LoadError: The data fit no input.
@@ -78,6 +89,9 @@ def feeds(slots: Sequence[Slot], wanted: Sequence[int], data: Data | None, seed:
         for kind, source in enumerate(SYNTHETIC):
             rng = np.random.default_rng([seed, number, kind])
             values = {slot.name: _synthetic(slot, source, n, t, rng) for slot in slots}
+            for slot in slots:
+                if boxes and slot.name in boxes:
+                    values[slot.name] = _within(slot, values[slot.name], boxes[slot.name])
             made.append(Feed(Tried(f"{source} {n}×{t}", n, t), values))
     if data is not None:
         made += _from_data(slots, sizes, data, seed)
@@ -105,6 +119,17 @@ def _synthetic(slot: Slot, source: str, n: int, t: int, rng: np.random.Generator
     if source == "saturating":
         return (SATURATION * rng.choice([-1.0, 1.0], shape)).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def _within(slot: Slot, values: Array, box: Box) -> Array:
+    """Scale values to a box's middle and half-width and cut off what is outside."""
+    x = sequences_of(values, slot.roles).astype(np.float64)
+    low, high = (end.reshape(x.shape[2:]) for end in box)
+    x = np.clip((low + high) / 2 + x * (high - low) / 2, low, high).astype(values.dtype)
+    # Rounding to the input's type may step outside again: move such values back.
+    x = np.where(x < low, np.nextafter(x, np.inf, dtype=x.dtype), x)
+    x = np.where(x > high, np.nextafter(x, -np.inf, dtype=x.dtype), x)
+    return ordered(x, slot.roles)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

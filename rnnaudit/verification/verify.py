@@ -18,7 +18,7 @@ from rnnaudit.data import Data
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.model import Model
 from rnnaudit.results import Equivalence
-from rnnaudit.verification.inputs import Feed, feeds, lengths
+from rnnaudit.verification.inputs import Box, Feed, feeds, lengths
 from rnnaudit.verification.judge import Tried, judge
 from rnnaudit.verification.originals import Answer, Graph, Original, Weights
 
@@ -46,6 +46,7 @@ def verify(
     data: Data | None = None,
     seed: int = 0,
     time_budget: float | None = None,
+    box: Box | None = None,
 ) -> Equivalence:
     """Run a candidate ONNX model beside the original and judge every output to ε.
 
@@ -60,6 +61,8 @@ def verify(
         data: The user's sequences.
         seed: Of the synthetic inputs.
         time_budget: Seconds; 60 without.
+        box: Where synthetic inputs of recurrences must stay, per feature, because the claim
+            that is checked says nothing beyond it.
 
     Raises:
         UsageError: ``eps`` or the budget is not a positive number.
@@ -74,7 +77,8 @@ def verify(
     source: Original = (Weights if original.graph is None else Graph)(original, interface, cut)
     traced = original.graph is None or any(slot.traced for slot in source.slots)
     wanted = lengths(cut.values(), traced=traced)
-    todo = feeds(source.slots, wanted, data, seed)
+    boxes = {} if box is None else {s.name: box for s in source.slots if s.features == len(box[0])}
+    todo = feeds(source.slots, wanted, data, seed, boxes)
     small = max(cut.values(), default=1) * sum(feed.cost for feed in todo) <= SMALL
     # A child takes a second to start, so that small work is done in one go.
     parts = 1 if small and budget >= ENOUGH else 2
