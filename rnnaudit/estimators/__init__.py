@@ -1,5 +1,20 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
+from rnnaudit.estimators.lyapunov import Spectrum, lyapunov, spectrum
+from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
 from rnnaudit.estimators.probes import synthetic
+from rnnaudit.estimators.products import norm_curve
+from rnnaudit.estimators.states import box, sample
 
-__all__ = ["synthetic"]
+__all__ = [
+    "Spectrum",
+    "box",
+    "lambda_below",
+    "lyapunov",
+    "norm_below",
+    "norm_curve",
+    "sample",
+    "spectral_norms",
+    "spectrum",
+    "synthetic",
+]
