@@ -49,7 +49,7 @@ class Recipe:
 
 RECIPES = {
     "bach_rnn.pt": Recipe("rnn", 96, epochs=100, learning_rate=3e-3, weight_decay=0.03),
-    "bach_gru.pt": Recipe("gru", 64, epochs=120, learning_rate=5e-3, weight_decay=0.1),
+    "bach_gru.pt": Recipe("gru", 96, epochs=70, learning_rate=1e-2, weight_decay=1.0),
     "bach_lstm.onnx": Recipe("lstm", 96, epochs=160, learning_rate=1e-2, weight_decay=0.3),
 }
 
@@ -117,6 +117,9 @@ def train(recipe: Recipe, data: dict[str, list[Tensor]]) -> NextNotes:
     torch.manual_seed(recipe.seed)
     rng = torch.Generator().manual_seed(recipe.seed)
     model = NextNotes(recipe.kind, recipe.hidden)
+    if recipe.kind == "gru":  # h' = (1 − z)n + zh: begin with a small z, that is, forgetful
+        with torch.no_grad():
+            model.gru.bias_ih_l0[recipe.hidden : 2 * recipe.hidden] -= 2
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
     )
