@@ -20,10 +20,19 @@ from rnnaudit.certificates.interface import (
     Search,
     prove,
 )
-from rnnaudit.model import Recurrence
+from rnnaudit.certificates.stack import StackCertificate, compose
+from rnnaudit.model import Recurrence, Stack
 from rnnaudit.results import NoProof
 
-__all__ = ["Certificate", "CertificateSet", "Domain", "Norm", "certify"]
+__all__ = [
+    "Certificate",
+    "CertificateSet",
+    "Domain",
+    "Norm",
+    "StackCertificate",
+    "certify",
+    "certify_stack",
+]
 
 
 def certify(
@@ -55,6 +64,32 @@ def certify(
     with _few_threads(cell.state_size):
         prove(cell, recurrence, domain, search)
         return _ranked(search)
+
+
+def certify_stack(
+    stack: Stack,
+    domain: Domain,
+    *,
+    time_budget: float | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> StackCertificate:
+    """Prove how fast each recurrence of a stack forgets, and what follows for its output.
+
+    Args:
+        stack: The layers and the readout.
+        domain: The inputs of the first layer that the proofs cover.
+        time_budget: Seconds for all searches together.
+        seed: As in `certify`.
+        progress: As in `certify`.
+    """
+    count = sum(1 for _ in stack.recurrences())
+    share = None if time_budget is None else time_budget / count
+
+    def one(recurrence: Recurrence, inputs: Domain) -> CertificateSet:
+        return certify(recurrence, inputs, time_budget=share, seed=seed, progress=progress)
+
+    return compose(stack, domain, one)
 
 
 @contextmanager
