@@ -135,7 +135,7 @@ class Knowledge:
     def constant(self, value: ir.Value | None) -> Array | None:
         """Return a value's entries where every one is a known number."""
         known = self.content(value)
-        return known if isinstance(known, np.ndarray) and known.dtype != object else None
+        return known if isinstance(known, np.ndarray) and not _symbolic(known) else None
 
     def layout(self, value: ir.Value | None, rank: int | None = None) -> Layout | None:
         """Return a value's axes; those of an untracked value of known rank stand for themselves."""
@@ -258,11 +258,15 @@ def _result_elements(node: ir.Node, inputs: Sequence[Array | None]) -> int:
 def _arithmetic(exact: Callable[[Any, Any], Any], symbolic: Callable[[Any, Any], Any]) -> Rule:
     def rule(_: ir.Node, inputs: Sequence[Any]) -> Sequence[Array]:
         a, b = inputs
-        if object in {a.dtype, b.dtype}:
+        if _symbolic(a, b):
             return [np.asarray(np.frompyfunc(symbolic, 2, 1)(a, b), dtype=object)]
         return [np.asarray(exact(a, b))]
 
     return rule
+
+
+def _symbolic(*arrays: Array) -> bool:
+    return any(a.dtype.kind == "O" for a in arrays)
 
 
 def _times(a: Any, b: Any) -> Any:
@@ -314,7 +318,7 @@ def _choose(condition: Any, a: Any, b: Any) -> Any:
 
 
 def _where(_: ir.Node, inputs: Sequence[Any]) -> Sequence[Array]:
-    if any(a.dtype == object for a in inputs):
+    if _symbolic(*inputs):
         return [np.asarray(np.frompyfunc(_choose, 3, 1)(*inputs), dtype=object)]
     return [np.asarray(np.where(*inputs))]
 
@@ -338,7 +342,7 @@ def _constant(node: ir.Node, _: Sequence[Any]) -> Sequence[Array]:
 
 def _cast(node: ir.Node, inputs: Sequence[Any]) -> Sequence[Array]:
     (a,) = inputs
-    if a.dtype == object:
+    if _symbolic(a):
         return [a]
     return [a.astype(ir.DataType(node.attributes["to"].as_int()).numpy())]
 
@@ -525,13 +529,13 @@ def _symbolic_shape(node: ir.Node, inputs: Sequence[Content | None]) -> bool:
     if node.op_type not in {"Expand", "ConstantOfShape", "Reshape", "Tile"}:
         return False
     last = inputs[-1]
-    return isinstance(last, np.ndarray) and last.dtype == object
+    return isinstance(last, np.ndarray) and _symbolic(last)
 
 
 def _uniform(known: Content | None) -> Array | None:
     """Return the one number that every entry equals, as a scalar."""
     core = known.core if isinstance(known, Spread) else known
-    if core is None or core.dtype == object or core.size == 0:
+    if core is None or _symbolic(core) or core.size == 0:
         return None
     first = core.reshape(-1)[0]
     return np.asarray(first) if core.size == 1 or bool((core == first).all()) else None
