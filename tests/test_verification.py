@@ -18,7 +18,7 @@ from rnnaudit.cells import run_stack
 from rnnaudit.data import Data
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.export import build, truncate_graph, write
-from rnnaudit.model import Layer, Model, Stack
+from rnnaudit.model import Activation, Layer, Model, Stack
 from rnnaudit.results import Location
 from rnnaudit.runtime import Interface, Port, describe
 from rnnaudit.verification import Tried, judge, originals, verify
@@ -545,3 +545,53 @@ def test_a_candidate_may_hold_some_stacks_of_several(tmp_path):
     write(build(b), path)
     with pytest.raises(UnsupportedModelError, match="must have a/x and a/y, got the inputs x"):
         verify(both, path, eps=1e-9)
+
+
+def test_inputs_that_the_original_refuses_are_left_out_and_counted(tmp_path):
+    def squeezing(path: Path) -> Path:
+        port = ["N", "T"]
+        graph = helper.make_graph(
+            [helper.make_node("Squeeze", ["x", "axis"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, port)],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T"])],
+            [numpy_helper.from_array(np.int64([0]), "axis")],
+        )
+        opset = [helper.make_opsetid("", 17)]
+        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+        return path
+
+    model = without_recurrences(squeezing(tmp_path / "a.onnx"))
+    result = verify(model, squeezing(tmp_path / "b.onnx"), eps=1e-9)
+    assert result.passed
+    assert result.inputs_tried == 16  # batch 1; batch 3 cannot be squeezed
+    assert result.reference.endswith("; the original does not run on 16 inputs")
+
+
+def test_weights_that_explode_do_not_pass(tmp_path):
+    model = random_model(0, "elman", gain=1e4, activation=Activation("relu"))
+    result = verify(model, cut(model, 20, tmp_path / "m.onnx"), eps=1e-3)
+    assert not result.passed
+    assert "infinity" in result.reason or "NaN" in result.reason
+    assert result.required_eps is None
+
+
+def test_sequence_lengths_are_full(tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node("GRU", ["x", "W", "R", "", "n"], ["Y"], hidden_size=2)],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "N", 1]),
+            helper.make_tensor_value_info("n", TensorProto.INT32, ["N"]),
+        ],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)],
+        [
+            numpy_helper.from_array(np.ones((1, 6, width), np.float32), name)
+            for name, width in (("W", 1), ("R", 2))
+        ],
+    )
+    path = tmp_path / "n.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    x, n = of_graph(loaders.load(path), describe(path))
+    assert (x.roles, n.roles, n.fill) == (("time", "batch", None), ("batch",), "lengths")

@@ -37,10 +37,14 @@ WHOLE_SEQUENCES = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
-    """One run's arrays by graph-input name, and what is known of them."""
+    """One run's arrays by graph-input name, and what is known of them.
+
+    ``own`` says that the sequences are the user's.
+    """
 
     tried: Tried
     values: Mapping[str, Array]
+    own: bool = False
 
     @property
     def cost(self) -> int:
@@ -171,7 +175,7 @@ def _from_data(
             cut = np.stack([np.asarray(sequences[i])[:t] for i in rows])
             values[slot.name] = arrange(cut, slot, data.source)
         which = f"sequence {rows[0]}" if n == 1 else f"sequences {', '.join(map(str, rows))}"
-        made.append(Feed(Tried(f"data {which}, {n}×{t}", n, t), values))
+        made.append(Feed(Tried(f"data {which}, {n}×{t}", n, t), values, own=True))
     return made
 
 
@@ -275,5 +279,5 @@ def data_feeds(slots: Sequence[Slot], data: Data, seed: int) -> list[Feed]:
         for slot, arrays in owners.items():
             cut = np.stack([np.asarray(arrays[i])[:fixed]] * n)
             values[slot.name] = arrange(cut, slot, data.source)
-        made.append(Feed(Tried(f"data sequence {i}", n, fixed), values))
+        made.append(Feed(Tried(f"data sequence {i}", n, fixed), values, own=True))
     return made

@@ -306,12 +306,19 @@ class Graph:
         self.error = outcome.error or ""
         if len(feeds) == 1:
             return [None]
-        if _refused_all(self.error):
+        parts = _parts(feeds)
+        if _refused_all(self.error) or (len(parts) == 1 and not self._ends_run(feeds)):
             return [None] * len(feeds)
         answers: dict[int, Answer | None] = {}
-        for part in _parts(feeds):
+        for part in parts if len(parts) > 1 else _halves(parts[0]):
             answers |= zip(part, self.answer([feeds[i] for i in part]), strict=True)
         return [answers[i] for i in range(len(feeds))]
+
+    def _ends_run(self, feeds: Sequence[Feed]) -> bool:
+        """Return whether the cheapest or the dearest runs; the user's own are all tried."""
+        if len(feeds) <= 3 or feeds[0].own:
+            return True
+        return any(self.answer([feed])[0] is not None for feed in (feeds[0], feeds[-1]))
 
     def _read(self, found: Mapping[str, Array]) -> Answer:
         outputs = {theirs: found[own] for own, theirs in self._outputs.items()}
@@ -349,13 +356,15 @@ def _refused_all(error: str) -> bool:
 
 
 def _parts(feeds: Sequence[Feed]) -> list[list[int]]:
-    """Split feeds by batch size, those of one size into halves: what fails often fails together."""
-    by_batch: dict[int, list[int]] = {}
+    """Group feeds by batch size, the user's own apart: what fails often fails together."""
+    groups: dict[tuple[int, bool], list[int]] = {}
     for i, feed in enumerate(feeds):
-        by_batch.setdefault(feed.tried.batch, []).append(i)
-    parts = list(by_batch.values())
-    middle = len(feeds) // 2
-    return parts if len(parts) > 1 else [parts[0][:middle], parts[0][middle:]]
+        groups.setdefault((feed.tried.batch, feed.own), []).append(i)
+    return list(groups.values())
+
+
+def _halves(part: list[int]) -> tuple[list[int], list[int]]:
+    return part[: len(part) // 2], part[len(part) // 2 :]
 
 
 def _match(own: Sequence[Port], theirs: Sequence[Port], what: str) -> dict[str, str]:
