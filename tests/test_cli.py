@@ -127,7 +127,7 @@ def test_verify_passes_both_models(api, capsys):
 
 def test_a_step_with_a_length_shows_depths_as_time(api, capsys):
     _, out, _ = run(capsys, "inspect", "m.pt", "--step-seconds", "0.01")
-    assert "proved 116 (1.16 s)" in out
+    assert "proved 53 (530 ms)" in out
     _, out, _ = run(capsys, "inspect", "m.pt", "--step-seconds", "0.01", "--format", "json")
     assert json.loads(out)["settings"]["step_seconds"] == 0.01
 

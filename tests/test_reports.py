@@ -231,7 +231,7 @@ def verdict(report: Report) -> str:
 def test_what_was_proved_seen_and_assumed_have_their_own_words():
     assert verdict(by_hand.STABLE) == (
         "STABLE (proved for every input with |x| ≤ 1): "
-        "a feed-forward model of depth 116 is equivalent to 1e-3"
+        "a feed-forward model of depth 53 is equivalent to 1e-3"
     )
     seen = Depth(1e-3, None, by_hand.measured(31), 513)
     unstable = replace(by_hand.STABLE, verdict="unstable", depth=seen, domain="|x| ≤ 3")

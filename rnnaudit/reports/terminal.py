@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 
 from rich.cells import cell_len
@@ -140,7 +141,7 @@ def _block(
     yield from hang("", flow(_title(recurrence), width - 2, "  "), indent=2, column=2)
     rows: list[tuple[str, list[Piece]]] = [
         ("options", [wording.options(recurrence)]),
-        ("λ", _rates(recurrence, report.domain)),
+        ("λ", _rates(recurrence, report.domain, verbose)),
         ("r steps", _norms(recurrence, verbose)),
         ("memory", _memory(recurrence, wording.step_seconds(report))),
         (k, _evidence(depth, wording.step_seconds(report)) if depth is not None else []),
@@ -174,12 +175,12 @@ def _sizes(recurrence: RecurrenceReport) -> str:
     return f"{recurrence.input_size} → {recurrence.hidden_size}"
 
 
-def _rates(recurrence: RecurrenceReport, domain: str) -> list[Piece]:
+def _rates(recurrence: RecurrenceReport, domain: str, verbose: bool) -> list[Piece]:
     facts: list[Piece] = []
     if recurrence.upper is not None:
         upper = recurrence.upper
         over = "" if upper.domain == domain else f", {upper.domain}"
-        how = _plain(f"{upper.method}, {upper.norm}{over}")
+        how = _plain(f"{wording.norm(upper.norm)}: {upper.method}{over}")
         facts.append(
             Text.assemble((f"≤ {numbers.rate_up(upper.value)} proved", PROVED), f" ({how})")
         )
@@ -187,11 +188,10 @@ def _rates(recurrence: RecurrenceReport, domain: str) -> list[Piece]:
         facts.append(f"no proof: {_plain(recurrence.no_proof.reason)}")
     if recurrence.lower is not None:
         lower = recurrence.lower
+        method = lower.method if verbose else lower.method.partition(" (")[0]
+        how = _plain(f"{wording.norm(lower.norm)}: {method}")
         facts.append(
-            Text.assemble(
-                (f"≥ {numbers.rate_down(lower.value)} found", MEASURED),
-                f" ({_plain(lower.method)})",
-            )
+            Text.assemble((f"≥ {numbers.rate_down(lower.value)} found", MEASURED), f" ({how})")
         )
     if recurrence.spectral_norm is not None:
         facts.append(f"‖W‖₂ = {numbers.near(recurrence.spectral_norm)}")
@@ -309,15 +309,19 @@ def _brief(measured: MeasuredDepth | None) -> Text:
 def _depths(report: Report, width: int) -> Iterator[Text]:
     """Show k for every ε of the table, whole model, by kind of evidence."""
     rows = [
-        ("proved", [_count(d.proved, PROVED) for d in report.table]),
-        ("measured", [_brief(d.measured) for d in report.table]),
+        ("k proved", [_count(d.proved, PROVED) for d in report.table]),
+        ("k measured", [_brief(d.measured) for d in report.table]),
         ("no k below", [_count(d.refuted_below, REFUTED) for d in report.table]),
     ]
     rows = [(name, cells) for name, cells in rows if any(c.plain != "—" for c in cells)]
     if not rows:
         return
+    scope = f"{_plain(report.scope)}, ε ="
+    scope = scope if cell_len(scope) <= width // 2 else "ε ="
     wide = max(cell_len(cell.plain) for _, cells in rows for cell in cells) + 2
-    fitting = max(1, (width - 2 - len("k for ε =")) // max(wide, len("1e-1") + 2) - 1)
+    fitting = max(
+        1, (width - 2 - max(cell_len(scope), len("no k below"))) // max(wide, len("2.5e-1") + 2)
+    )
     for first in range(0, len(report.table), fitting):
         part = slice(first, first + fitting)
         headings = [
@@ -326,7 +330,7 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
         ]
         yield Text()
         yield from table(
-            [Column(Text("k for ε =", LABEL), right=False), *headings],
+            [Column(Text(scope, LABEL), right=False), *headings],
             [[Text(name, LABEL), *cells[part]] for name, cells in rows],
             indent=2,
             width=width,
@@ -357,11 +361,17 @@ def _next(report: Report, width: int) -> Iterator[Text]:
 
 
 def shell(command: Sequence[str], room: int) -> list[str]:
-    """Quote a command and break it into lines that a POSIX shell reads as one."""
+    """Quote a command and break it into lines that a POSIX shell reads as one.
+
+    An option stays on one line with its value where both fit.
+    """
     lines: list[str] = []
-    for word in command:
+    for word, following in pairwise([*command, ""]):
         *full, last = _split(word, shlex.quote, room - 2)
-        if lines and not full and cell_len(lines[-1]) + 1 + cell_len(last) <= room - 2:
+        ahead = cell_len(last)
+        if word.startswith("--") and following:
+            ahead += 1 + cell_len(shlex.quote(following))
+        if lines and not full and cell_len(lines[-1]) + 1 + ahead <= room - 2:
             lines[-1] += f" {last}"
             continue
         if lines:

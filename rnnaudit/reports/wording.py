@@ -116,6 +116,11 @@ def exceed(measured: MeasuredDepth) -> str:
     return f"at {numbers.percent(measured.confidence)} confidence ≤ {share} exceed"
 
 
+def norm(name: str) -> str:
+    """Name a norm in full: ``2`` is the 2-norm."""
+    return f"{name}-norm" if name in ("1", "2", "max") else name
+
+
 def cell(recurrence: RecurrenceReport) -> str:
     """Name a cell's family, with the activation where the family leaves it open."""
     activation = recurrence.cell_options.get("activation")
