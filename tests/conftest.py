@@ -7,8 +7,8 @@ import os
 # Waiting threads sleep instead of spinning: tests share their cores with the child processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch  # noqa: E402
-from hypothesis import HealthCheck, settings  # noqa: E402
+import torch
+from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "local", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
