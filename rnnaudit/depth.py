@@ -52,6 +52,7 @@ class DepthStudy:
             budget ended first. All errors beyond ``depths[-1]`` are then below ``floor``.
         norm: ``max`` or ``2``, over the output units of one position.
         floor: Relative state difference below which a restart counts as merged.
+        every_depth: Whether ``depths`` leaves none out up to its last.
     """
 
     errors: Tensor
@@ -60,6 +61,7 @@ class DepthStudy:
     horizons: tuple[int, ...]
     norm: Norm = "max"
     floor: float = MERGED
+    every_depth: bool = True
 
     @property
     def T(self) -> int:
@@ -70,11 +72,6 @@ class DepthStudy:
     def complete(self) -> bool:
         """Whether every sequence was evaluated up to its length."""
         return self.horizons == self.lengths
-
-    @property
-    def every_depth(self) -> bool:
-        """Whether no depth was left out up to the last one."""
-        return self.depths == tuple(range(len(self.depths)))
 
     def needed(self, eps: float) -> tuple[int | None, ...]:
         """Return K_i(ε) of each sequence.
@@ -104,26 +101,43 @@ class DepthStudy:
 
 
 def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
-    """Join studies of one model on sequences of several lengths; a grid must be shared.
+    """Join studies of one model on sequences of several lengths.
+
+    Where a grid lacks a depth of another's, the larger of its neighbours' errors stands in,
+    which leaves K_i as it is.
 
     Raises:
-        ValueError: The studies differ in their norm, or one has a grid of its own.
+        ValueError: The studies differ in their norm.
     """
-    longest = max(studies, key=lambda study: len(study.depths))
-    for study in studies:
-        if study.norm != longest.norm or study.depths != longest.depths[: len(study.depths)]:
-            raise ValueError("studies must share their norm and depths to be pooled")
-    D = len(longest.depths)
+    if len({study.norm for study in studies}) != 1:
+        raise ValueError("studies must share their norm to be pooled")
+    depths = tuple(sorted({k for study in studies for k in study.depths}))
     return DepthStudy(
-        errors=torch.cat(
-            [torch.nn.functional.pad(s.errors, (0, D - len(s.depths))) for s in studies]
-        ),
-        depths=longest.depths,
+        errors=torch.cat([_spread(study, depths) for study in studies]),
+        depths=depths,
         lengths=tuple(T for study in studies for T in study.lengths),
         horizons=tuple(h for study in studies for h in study.horizons),
-        norm=longest.norm,
+        norm=studies[0].norm,
         floor=max(study.floor for study in studies),
+        every_depth=all(study.every_depth for study in studies),
     )
+
+
+def _spread(study: DepthStudy, depths: Sequence[int]) -> Tensor:
+    """Return a study's errors at depths that include its own."""
+    columns = []
+    lengths = torch.tensor(study.lengths)
+    for k in depths:
+        i = bisect_right(study.depths, k) - 1
+        error = study.errors[:, i]
+        if study.depths[i] != k and i + 1 < len(study.depths):
+            error = torch.maximum(error, study.errors[:, i + 1])
+        elif study.depths[i] != k:  # all restarts have merged, unless a grid ended early
+            error = torch.where(
+                lengths <= k, 0.0, torch.zeros_like(error) if study.every_depth else error
+            )
+        columns.append(error)
+    return torch.stack(columns, dim=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -537,6 +551,7 @@ def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -
         horizons=(horizon,) * N,
         norm=how.norm,
         floor=SETTLED,
+        every_depth=depths == list(range(len(depths))),
     )
 
 

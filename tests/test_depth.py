@@ -25,6 +25,16 @@ from rnnaudit.model import (
 )
 from rnnaudit.results import EPSILONS
 
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """These matrices are small: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 KINDS = ("elman", "relu", "gru", "gru-before", "lstm", "lstm-projected")
 
 
@@ -301,6 +311,16 @@ def test_studies_of_several_lengths_pool():
     assert study.needed(1e-2)[3:] == depth.study_recurrence(r, long).needed(1e-2)
     with pytest.raises(ValueError, match="norm"):
         depth.pool([study, depth.study_recurrence(r, short, norm="2")])
+
+
+def test_grids_of_several_lengths_pool_and_keep_each_depth():
+    rng = torch.Generator().manual_seed(11)
+    stack = random_stack(["gru"] * 2, 2, 4, rng, bidirectional=True, gain=0.3)
+    parts = [depth.study_stack(stack, draw(rng, 2, T, 2), epsilons=[0.05]) for T in (24, 60)]
+    study = depth.pool(parts)
+    assert not study.every_depth
+    for eps in (0.5, 0.05, 1e-3):
+        assert study.needed(eps) == parts[0].needed(eps) + parts[1].needed(eps)
 
 
 def test_the_two_norm_is_over_output_units():

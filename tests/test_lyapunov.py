@@ -15,6 +15,15 @@ from rnnaudit import estimators
 from rnnaudit.model import Activation, ElmanCell, InitialState, LSTMCell, Recurrence
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """These matrices are small: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def recurrence(cell):
     return Recurrence("r", 0, cell, InitialState(torch.zeros(cell.state_size, dtype=torch.float64)))
 
