@@ -25,7 +25,7 @@ from rnnaudit.errors import LoadError
 from rnnaudit.reports import RENDERERS, JsonRenderer, TerminalRenderer, numbers, wording
 from rnnaudit.reports.json import refusal, schema
 from rnnaudit.reports.terminal import shell, snippet
-from rnnaudit.results import Depth, Equivalence, Report
+from rnnaudit.results import Depth, Equivalence, Finding, Report
 from tests import reports_by_hand as by_hand
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -71,6 +71,11 @@ def test_a_rate_is_never_printed_on_the_other_side_of_one(value):
 @given(eps=st.floats(1e-300, 1e300))
 def test_a_chosen_epsilon_is_printed_exactly(eps):
     assert float(numbers.epsilon(eps)) == eps
+
+
+@given(value=st.floats(0, allow_infinity=False))
+def test_an_exact_number_reads_back_the_same(value):
+    assert float(numbers.exact(value)) == value
 
 
 @given(probability=st.floats(0, 1))
@@ -250,6 +255,14 @@ def test_what_was_proved_seen_and_assumed_have_their_own_words():
     assert verdict(blind).endswith("; k(1e-3) was not measured")
 
 
+def test_a_time_budget_is_not_mistaken_for_the_data():
+    cut = Finding("RA208", "warning", "latch[0]", "the time budget ended the study")
+    report = replace(by_hand.LONGER, findings=(cut,))
+    assert "longer than the time budget let the data show: more than 128" in verdict(report)
+    assert wording.cut_short(report, "latch[0]")
+    assert not wording.cut_short(report, "latch[1]")
+
+
 def command(report):
     words, advice = wording.next_command(report)
     return advice if words is None else " ".join(words)
@@ -268,6 +281,8 @@ def test_the_next_command_follows_from_what_is_known():
         "rnn one",
     )
     short = replace(by_hand.STABLE, depth=Depth(1e-3, None, by_hand.measured(None, longer_than=9)))
+    cut = replace(short, findings=(Finding("RA208", "warning", "rnn[0]", "cut"),))
+    assert command(cut) == "give it more time with --time-budget"
     assert command(short) == "measure on longer sequences, or keep the recurrence"
     assert command(replace(by_hand.STABLE, depth=Depth(1e-3))) == ""
 

@@ -58,6 +58,14 @@ def epsilon(value: float) -> str:
     return f"{exact:f}" if exact >= 1 and exact.adjusted() < DIGITS else _scientific(exact)
 
 
+def exact(value: float) -> str:
+    """Print a value with all its digits: the shortest that read back as the same float64."""
+    digits = Decimal(repr(float(value))).normalize()
+    if not digits.is_finite():
+        return "not finite"
+    return f"{digits:f}" if _in_sight(digits) else _scientific(digits)
+
+
 def estimate(value: float, stderr: float) -> str:
     """Print an estimate and its standard error to the same decimal: ``−0.224 ± 0.004``."""
     if not (math.isfinite(stderr) and stderr > 0):
@@ -129,9 +137,12 @@ def _rounded(exact: Decimal, digits: int, rounding: str) -> str:
     result = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding)
     if result.adjusted() > exact.adjusted():  # 9.996 became 10.00
         result = result.quantize(Decimal(1).scaleb(result.adjusted() - digits + 1))
-    if -DIGITS < result.adjusted() <= DIGITS:
-        return f"{result:f}"
-    return _scientific(result)
+    return f"{result:f}" if _in_sight(result) else _scientific(result)
+
+
+def _in_sight(value: Decimal) -> bool:
+    """Whether a number reads better without an exponent."""
+    return value == 0 or -DIGITS < value.adjusted() <= DIGITS
 
 
 def _short(value: float) -> str:

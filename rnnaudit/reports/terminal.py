@@ -136,6 +136,7 @@ def _block(
     report: Report, recurrence: RecurrenceReport, width: int, verbose: bool
 ) -> Iterator[Text]:
     depth = wording.own_depth(recurrence, report.eps)
+    cut = wording.cut_short(report, recurrence.label)
     k = f"k({numbers.epsilon(report.eps)})"
     column = 4 + max(8, cell_len(k) + 1)
     yield from hang("", flow(_title(recurrence), width - 2, "  "), indent=2, column=2)
@@ -144,7 +145,7 @@ def _block(
         ("λ", _rates(recurrence, report.domain, verbose)),
         ("r steps", _norms(recurrence, verbose)),
         ("memory", _memory(recurrence, wording.step_seconds(report))),
-        (k, _evidence(depth, wording.step_seconds(report)) if depth is not None else []),
+        (k, _evidence(depth, wording.step_seconds(report), cut) if depth is not None else []),
     ]
     rows += [("skipped", [_plain(s.where), _plain(s.reason)]) for s in recurrence.skipped]
     for label, facts in rows:
@@ -230,22 +231,22 @@ def _aside(*facts: str) -> str:
     return f" ({inside})" if inside else ""
 
 
-def _evidence(depth: Depth, step: float | None) -> list[Piece]:
+def _evidence(depth: Depth, step: float | None, cut: bool) -> list[Piece]:
     facts: list[Piece] = []
     if depth.proved is not None:
         time = _aside(wording.lasting(depth.proved, step))
         facts.append(Text.assemble((f"proved {depth.proved}", PROVED), time))
     if depth.measured is not None:
-        facts.append(_measured(depth.measured, step))
+        facts.append(_measured(depth.measured, step, cut))
     if depth.refuted_below is not None:
         facts.append(Text(f"no k < {depth.refuted_below} (witness)", REFUTED))
     return facts
 
 
-def _measured(measured: MeasuredDepth, step: float | None) -> Text:
+def _measured(measured: MeasuredDepth, step: float | None, cut: bool) -> Text:
     sample, exceed = wording.sample(measured), wording.exceed(measured)
     if measured.k is None:
-        return Text.assemble((wording.longer(measured), MEASURED), _aside(sample))
+        return Text.assemble((wording.longer(measured, cut), MEASURED), _aside(sample))
     confidence = f"{sample}: {exceed}" if exceed else sample
     time = wording.lasting(measured.k, step)
     return Text.assemble((f"measured {measured.k}", MEASURED), _aside(time, confidence))
@@ -434,9 +435,7 @@ def _cuts(report: Report, export: Export, width: int) -> Iterator[Text]:
 def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
     rows: list[tuple[str, list[Piece]]] = []
     if equivalence.required_eps is not None and not equivalence.passed:
-        rows.append(
-            ("passes at", [f"ε = {numbers.epsilon(equivalence.required_eps)}, the smallest"])
-        )
+        rows.append(("passes at", [f"ε = {numbers.exact(equivalence.required_eps)}, the smallest"]))
     if equivalence.where is not None:
         at = equivalence.where
         rows.append(

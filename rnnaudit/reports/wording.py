@@ -23,6 +23,9 @@ from rnnaudit.results import (
 MAX_DEPTH = 512
 """The largest depth that ``truncate`` takes unless told otherwise."""
 
+CUT = "RA208"
+"""The finding that the time budget ended a measurement."""
+
 EVIDENCE: Mapping[Evidence, str] = {
     "proved": "proved",
     "measured": "measured on your data",
@@ -89,16 +92,21 @@ def seen(report: Report) -> str:
     where = "on synthetic inputs" if measured.synthetic else "on your data"
     count = numbers.counted(measured.sequences, "sequence")
     if measured.k is None:
-        return f"{where} {k} is {longer(measured)} ({count})"
+        return f"{where} {k} is {longer(measured, cut_short(report))} ({count})"
     share = measured.exceed_probability
     most = "" if share is None else f", ≤ {numbers.percent_up(share)} exceed"
     return f"{where} {k} = {measured.k} ({count}{most})"
 
 
-def longer(measured: MeasuredDepth) -> str:
-    """Say that the memory outlasts the data."""
+def longer(measured: MeasuredDepth, cut: bool) -> str:
+    """Say that the memory outlasts the data, or what the time budget let the data show."""
     shown = "" if measured.longer_than is None else f": more than {measured.longer_than}"
-    return f"longer than the data show{shown}"
+    return f"longer than the {'time budget let the ' if cut else ''}data show{shown}"
+
+
+def cut_short(report: Report, label: str | None = None) -> bool:
+    """Whether the time budget ended a measurement early: of one recurrence, or of any."""
+    return any(f.id == CUT and label in (None, f.where) for f in report.findings)
 
 
 def sample(measured: MeasuredDepth) -> str:
@@ -183,6 +191,8 @@ def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
         within = () if min(depths) <= MAX_DEPTH else ("--max-depth", str(min(depths)))
         return ("rnnaudit", "truncate", path, "--eps", eps, *carried, *within), ""
     if depth.measured is not None and depth.measured.longer_than is not None:
+        if cut_short(report):
+            return None, "give it more time with --time-budget"
         if depth.measured.synthetic:
             return ("rnnaudit", "inspect", path, "--data", "YOUR_SEQUENCES.npz"), ""
         return None, "measure on longer sequences, or keep the recurrence"
