@@ -517,3 +517,84 @@ def test_progress_is_shown_on_a_terminal_only(capsys):
         [sys.executable, "-c", code.format(quiet=False)], capture_output=True, cwd=ROOT, check=True
     )
     assert (piped.stdout, piped.stderr) == (b"done\n", b"")
+
+
+# ---------------------------------------------------------------------- the whole program
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A contracting RNN of four units in ``tiny.pt``, in the working folder."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = torch.nn.RNN(2, 4)
+    with torch.no_grad():
+        module.weight_hh_l0 *= 0.5 / torch.linalg.matrix_norm(module.weight_hh_l0, 2)
+    torch.save(module.state_dict(), "tiny.pt")
+    return module
+
+
+def test_a_model_is_inspected_truncated_and_verified(tiny, capsys):
+    code, out, _ = run(capsys, "inspect", "tiny.pt", "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    jsonschema.validate(found, schema())
+    assert found["verdict"] == "stable"
+    assert found["depth"]["proved"] >= 1
+
+    code, out, _ = run(capsys, "truncate", "tiny.pt", "--eps", "1e-3")
+    assert code == 0
+    assert "PASS: the largest error" in out
+    snippet = [line.removeprefix("    ") for line in out.partition("run it:\n")[2].splitlines()]
+    assert len(snippet) == 3
+    script = "\n".join([*snippet, "print(y.shape[-1])"])
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "4\n"
+
+    assert run(capsys, "verify", "tiny.pt", "tiny.truncated.onnx", "--eps", "1e-3")[0] == 0
+    code, out, _ = run(
+        capsys, "truncate", "tiny.pt", "--depth", "1", "-o", "one.onnx", "--format", "json"
+    )
+    assert code == 1
+    found = json.loads(out)
+    jsonschema.validate(found, schema())
+    assert found["equivalence"]["required_eps"] > 1e-3
+    assert found["export"]["truncations"][0] == {
+        "recurrence": found["recurrences"][0]["label"],
+        "depth": 1,
+        "evidence": "chosen",
+    }
+
+
+def test_the_same_seed_gives_the_same_bytes(tiny, capsys):
+    arguments = ("inspect", "tiny.pt", "--format", "json", "--seed", "3")
+    assert run(capsys, *arguments) == run(capsys, *arguments)
+
+
+def test_a_file_that_is_no_model_is_one_line_and_nothing_is_written(tiny, capsys):
+    import torch
+
+    Path("empty.pt").touch()
+    Path("text.pt").write_text("hello")
+    torch.save({"weight": torch.zeros(2, 2)}, "dense.pt")
+    poisoned = tiny.state_dict()
+    poisoned["weight_hh_l0"][0, 0] = float("nan")
+    torch.save(poisoned, "nan.pt")
+    before = sorted(Path().iterdir())
+    for name in ("missing.pt", "empty.pt", "text.pt", "dense.pt", "nan.pt", "."):
+        for command in ("inspect", "truncate"):
+            code, out, err = run(capsys, command, name, "--format", "json")
+            assert (name, code) == (name, 3)
+            assert err.startswith("error[RA1")
+            assert len(err.splitlines()) == 1
+            jsonschema.validate(json.loads(out), schema())
+    assert sorted(Path().iterdir()) == before
+
+
+def test_data_of_another_width_are_refused(tiny, capsys):
+    np.save("wide.npy", np.zeros((5, 3)))
+    code, _, err = run(capsys, "inspect", "tiny.pt", "--data", "wide.npy")
+    assert code == 3
+    assert err.startswith("error[RA107]: ")
+    assert "got 3" in err
