@@ -17,7 +17,7 @@ from rnnaudit import loaders, runtime
 from rnnaudit.data import Data, load_data
 from rnnaudit.depth import Norm, curve, drift, warnings
 from rnnaudit.errors import UnsupportedModelError, UsageError
-from rnnaudit.examine import Examination, Examined, Settings, examine
+from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings, examine
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
@@ -359,16 +359,8 @@ def _remarks(found: Examination) -> tuple[Finding, ...]:
             )
         )
     for stack in found.stacks:
-        kinds = left_out(found, stack, eps / MARGIN)
-        if kinds:
-            remarks.append(
-                finding(
-                    "RA211",
-                    stack.stack.name,
-                    f"remembers {' and '.join(kinds)} inputs longer than the sequences show; "
-                    "a truncation rests on the other synthetic inputs",
-                )
-            )
+        if left_out(found, stack, eps / MARGIN):
+            remarks.append(finding("RA211", stack.stack.name, _by_kind(stack, eps)))
     for each in found.recurrences.values():
         label = each.recurrence.label
         measured = each.depth(eps, found.settings).measured
@@ -377,6 +369,20 @@ def _remarks(found: Examination) -> tuple[Finding, ...]:
         drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
         remarks += [drifting] if drifting is not None else []
     return tuple(remarks)
+
+
+def _by_kind(stack: ExaminedStack, eps: float) -> str:
+    """Say which kinds of synthetic inputs are forgotten, and within how many steps."""
+    needed: dict[str, list[int | None]] = {}
+    for kind, k in zip(stack.kinds, stack.study.needed(eps), strict=False):
+        needed.setdefault(kind, []).append(k)
+    known = {kind: [k for k in ks if k is not None] for kind, ks in needed.items()}
+    short = [f"{max(known[k])} on {k}" for k, ks in needed.items() if len(known[k]) == len(ks)]
+    long = [kind for kind, ks in needed.items() if len(known[kind]) < len(ks)]
+    beyond = f"longer than the sequences show on {', '.join(long)} inputs"
+    if not short:
+        return f"k({eps:g}) is {beyond}"
+    return f"k({eps:g}) is {', '.join(short)} inputs, {beyond}"
 
 
 def _about(plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
