@@ -358,9 +358,11 @@ def _remarks(found: Examination) -> tuple[Finding, ...]:
                 "no --data: every measured number is of synthetic inputs",
             )
         )
-    for stack in found.stacks:
-        if left_out(found, stack, eps / MARGIN):
-            remarks.append(finding("RA211", stack.stack.name, _by_kind(stack, eps)))
+    remarks += [
+        finding("RA211", stack.stack.name, _by_kind(stack, eps))
+        for stack in found.stacks
+        if left_out(found, stack, eps / MARGIN)
+    ]
     for each in found.recurrences.values():
         label = each.recurrence.label
         measured = each.depth(eps, found.settings).measured
