@@ -141,7 +141,7 @@ def truncate(
         max_depth: Largest depth that is taken.
         data: As in `audit`; verification runs on them too.
         input_range: As in `audit`.
-        layer: Cut only recurrences whose label contains this.
+        layer: Cut only layers with a recurrence whose label contains this.
         seed: As in `audit`.
         confidence: As in `audit`.
         time_budget: As in `audit`.
@@ -171,10 +171,11 @@ def truncate(
     seen = observe(model, data, seed=seed, input_range=input_range)
     found = examine(model, seen, data, settings, progress=progress)
     kept: tuple[Skipped, ...] = ()
+    wanted = Wanted(eps, max_depth, evidence, layer or "")
     if depth is not None:
-        candidates: Iterator[Plan] = iter([chosen(found, depth)])
+        candidates: Iterator[Plan] = iter([chosen(found, depth, wanted)])
     else:
-        candidates, kept = plans(found, Wanted(eps, max_depth, evidence))
+        candidates, kept = plans(found, wanted)
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         trial = Path(folder) / "candidate.onnx"
         plan, graph, judged = _tried(
@@ -294,7 +295,11 @@ def _box(found: Examination) -> Box:
 def _report(model: Model, found: Examination, data: Data | None, layer: str | None) -> Report:
     """Write down what was found."""
     settings = found.settings
-    recurrences = tuple(_recurrence(found, each) for each in found.recurrences.values())
+    recurrences = tuple(
+        _recurrence(found, each)
+        for label, each in found.recurrences.items()
+        if layer is None or layer in label
+    )
     return Report(
         model=_info(model),
         settings=_record(settings, data, layer),

@@ -13,6 +13,7 @@ from itertools import chain
 from rnnaudit import cells
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, ExaminedStack
+from rnnaudit.model import Recurrence
 from rnnaudit.results import Evidence, NoProof, Skipped
 from rnnaudit.truncation import Plan, plan
 
@@ -27,11 +28,24 @@ Depths = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a truncation must keep: ε, the largest depth, and the evidence that counts."""
+    """What a truncation must keep: ε, the largest depth, and the evidence that counts.
+
+    Only recurrences whose label contains ``layer`` are cut; all where it is empty.
+    """
 
     eps: float
     max_depth: int
     evidence: Evidence | None = None
+    layer: str = ""
+
+    def cut(self, stack: ExaminedStack) -> list[Recurrence]:
+        """Return the recurrences of a stack that are to be cut: whole layers."""
+        return [
+            recurrence
+            for layer in stack.stack.layers
+            if any(self.layer in r.label for r in layer.recurrences)
+            for recurrence in layer.recurrences
+        ]
 
 
 def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Skipped, ...]]:
@@ -66,9 +80,9 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
     return _joined(found, ladders), tuple(kept)
 
 
-def chosen(found: Examination, depth: int) -> Plan:
-    """Cut every recurrence to the depth that the user chose."""
-    labels = list(found.recurrences)
+def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:
+    """Cut recurrences to the depth that the user chose."""
+    labels = [r.label for stack in found.stacks for r in wanted.cut(stack)]
     return plan(found.model, dict.fromkeys(labels, depth), dict.fromkeys(labels, "chosen"))
 
 
@@ -99,9 +113,11 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
     if not covered or isinstance(stack.certificate, NoProof) or wanted.evidence == "measured":
         return None
     depths = stack.certificate.layerwise(wanted.eps)
-    if depths is None or max(depths.values()) > wanted.max_depth:
+    if depths is None:
         return None
-    return {label: max(1, k) for label, k in depths.items()}
+    # A recurrence that is not cut adds no error of its own.
+    cut = {r.label: max(1, depths[r.label]) for r in wanted.cut(stack)}
+    return cut if max(cut.values()) <= wanted.max_depth else None
 
 
 def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> str:
@@ -110,7 +126,7 @@ def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> str:
         return f"no proof of a depth of at most {wanted.max_depth}"
     source = "synthetic inputs" if stack.synthetic else "the data"
     rows = usable(found, stack, wanted.eps / MARGIN)
-    for recurrence in stack.stack.recurrences():
+    for recurrence in wanted.cut(stack):
         study = found.recurrences[recurrence.label].study
         k = _needed(found, recurrence.label, wanted.eps / MARGIN, rows)
         if k is None:
@@ -170,7 +186,7 @@ def _measured(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Itera
         if not covered and factor > 1:
             continue
         depths = {}
-        for recurrence in stack.stack.recurrences():
+        for recurrence in wanted.cut(stack):
             k = _needed(found, recurrence.label, factor * target, rows)
             if k is None or k > wanted.max_depth:
                 return
