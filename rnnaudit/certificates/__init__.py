@@ -11,7 +11,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates import elman  # noqa: F401  (registers the kinds)
+from rnnaudit.certificates import elman, gated  # noqa: F401  (registers the kinds)
 from rnnaudit.certificates.interface import (
     Certificate,
     CertificateSet,

@@ -1,0 +1,223 @@
+"""Gated cells contract where their gates, over all reachable states, leave no room to remember."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rnnaudit.certificates.circle import (
+    close,
+    find_loop_metric,
+    find_multipliers,
+    proves_loop_rate,
+)
+from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
+from rnnaudit.certificates.interface import Domain, Search, prove
+from rnnaudit.certificates.intervals import Interval, apply, times_above
+from rnnaudit.certificates.loops import (
+    Loop,
+    Place,
+    gru_loop,
+    gru_sectors,
+    lstm_loop,
+    lstm_sectors,
+)
+from rnnaudit.certificates.places import (
+    gru_image,
+    gru_place,
+    lstm_image,
+    lstm_place,
+    reachable_box,
+)
+from rnnaudit.certificates.quadratic import Metric, QuadraticCertificate, radius_of_box
+from rnnaudit.model import GRUCell, LSTMCell, Recurrence
+from rnnaudit.norms import up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What every method needs to know of one gated recurrence over one domain.
+
+    ``flat`` is the loop for entrywise bounds and ``mixed`` the one for metrics, each with
+    its sector over pairs of reachable states. ``box`` bounds |s − s_start| and ``first``
+    |φ(s_start, x) − s_start|. ``gate`` names the gate that remembers, and its largest value.
+    """
+
+    cell: LSTMCell | GRUCell
+    domain: str
+    x: Interval
+    place: Place
+    flat: tuple[Loop, Interval]
+    mixed: tuple[Loop, Interval]
+    box: Tensor
+    first: Tensor
+    gate: tuple[str, float]
+
+
+def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | None:
+    """Find the reachable states and what the gates can be there; None where that fails."""
+    cell, start = recurrence.cell, recurrence.initial.value
+    assert isinstance(cell, LSTMCell | GRUCell)
+    x = Interval(*domain.box(cell.input_size))
+    states = reachable_box(cell, x, start)
+    P = cell.hidden_size
+    h = Interval(states.lo[:P], states.hi[:P])
+    if isinstance(cell, LSTMCell):
+        place = lstm_place(cell, x, h, Interval(states.lo[P:], states.hi[P:]))
+        keep = 1 - apply(cell.gate, place.pre["i"], cell.clip).lo
+        if not cell.input_forget:
+            keep = apply(cell.gate, place.pre["f"], cell.clip).hi
+        gate = ("forget gate", float(keep.max()))
+    else:
+        place = gru_place(cell, x, h)
+        gate = ("update gate z", float(apply(cell.gate, place.pre["z"], cell.clip).hi.max()))
+    if not states.finite:
+        reason = f"{_reach(gate[1], gate[0])} for {domain.name}, so no box holds the states"
+        search.fail("states", reason)
+        return None
+    if isinstance(cell, LSTMCell):
+        loop, sector = lstm_loop(cell), lstm_sectors(cell, place, place)
+        flat = mixed = (loop, sector)
+        after = lstm_image(cell, x, start, Interval.point(start))
+    else:
+        flat = gru_loop(cell, mixed=False), gru_sectors(cell, place, place, mixed=False)
+        mixed = gru_loop(cell, mixed=True), gru_sectors(cell, place, place, mixed=True)
+        sector = mixed[1]
+        after = gru_image(cell, x, start, Interval.point(start))
+    if sector is None or flat[1] is None or mixed[1] is None:
+        search.fail("slopes", "an activation jumps, so no slope bounds its steps")
+        return None
+    begin = Interval.point(start)
+    return Facts(
+        cell,
+        domain.name,
+        x,
+        place,
+        (flat[0], flat[1]),
+        (mixed[0], mixed[1]),
+        (states - begin).size,
+        (after - begin).size,
+        gate,
+    )
+
+
+def _reach(value: float, gate: str) -> str:
+    return f"{gate} can reach {min(value, 1.0):.4g}"
+
+
+@prove.register(LSTMCell)
+@prove.register(GRUCell)
+def _(cell: LSTMCell | GRUCell, recurrence: Recurrence, domain: Domain, search: Search) -> None:
+    facts = gather(recurrence, domain, search)
+    if facts is None:
+        return
+    _comparison(facts, search)
+    _circle(facts, search)
+    if not search.certificates:
+        search.failures.insert(0, ("summary", _why(facts, search)))
+
+
+def _why(facts: Facts, search: Search) -> str:
+    """Say in one line which term is too large."""
+    gate, value = facts.gate
+    if value > 0.9:
+        return f"{_reach(value, gate)} for {facts.domain}"
+    _, reason = search.failures[-1]
+    h = float(facts.place.state["h"].size.max())
+    return f"over the box |h| ≤ {h:.3g} for {facts.domain}, {reason}"
+
+
+def comparison_matrix(loop: Loop, sector: Interval) -> Tensor:
+    """Bound |∂δ'/∂δ| entrywise: |A| + |B| d̄ (I − |D| d̄)⁻¹ |C|, rounded up, for D nilpotent."""
+    d = sector.size
+    v = term = loop.C.abs()
+    D = loop.D.abs()
+    if bool((D != 0).any()):
+        for _ in range(8):
+            term = times_above(D, d[:, None] * term * (1 + 1e-15))
+            if not bool((term != 0).any()):
+                break
+            v = (v + term) * (1 + 1e-15)
+    M = times_above(loop.B.abs(), d[:, None] * v * (1 + 1e-15))
+    return (loop.A.abs() + M) * (1 + 1e-15)
+
+
+def _comparison(facts: Facts, search: Search) -> None:
+    M = comparison_matrix(*facts.flat)
+    found = contracting_weights(M)
+    if found is None:
+        search.fail("comparison matrix", "the comparison matrix has a spectral radius above 1")
+        return
+    search.certificates.append(
+        ComparisonCertificate(
+            "comparison matrix", facts.domain, M, *found, facts.box, facts.cell.hidden_size
+        )
+    )
+
+
+def tempered(sector: Interval) -> Interval:
+    """Widen multipliers that hardly vary, which would cost the proof its digits."""
+    middle, half = (sector.lo + sector.hi) / 2, (sector.hi - sector.lo) / 2
+    half = torch.maximum(half, 1e-4 * middle.abs() + 1e-12) * (1 + 1e-12)
+    return Interval(
+        torch.minimum(sector.lo, middle - half), torch.maximum(sector.hi, middle + half)
+    )
+
+
+def _circle(facts: Facts, search: Search) -> None:
+    loop, sector = facts.mixed[0], tempered(facts.mixed[1])
+    closed = close(loop, sector)
+    if not bool(torch.isfinite(closed.A).all() and torch.isfinite(closed.B).all()):
+        return
+    level, norm = None, math.inf
+    members: list[Metric] = []
+    low, high, rate = float(torch.linalg.eigvals(closed.A).abs().max()), 1.0, 0.9995
+    for step in range(7):
+        if step and search.expired:
+            break
+        level, norm = find_multipliers(
+            closed, rate, steps=60 if step else 120, seed=search.seed, start=level
+        )
+        if norm > 1.3:
+            break
+        member = _member(facts, loop, sector, level, rate)
+        if member is None:
+            if step == 0:
+                break
+            low = rate
+        else:
+            members.append(member)
+            high = rate
+        rate = low + (high - low) * (0.35 if len(members) == step + 1 else 0.5)
+        if search.progress is not None:
+            search.progress((step + 1) / 7)
+    if not members:
+        search.fail("circle criterion", f"the scaled 2-norm is about {norm:.4g}, not below 1")
+        return
+    search.certificates.append(
+        QuadraticCertificate(
+            "circle criterion", facts.domain, tuple(members), facts.box, facts.cell.hidden_size
+        )
+    )
+
+
+def _member(
+    facts: Facts, loop: Loop, sector: Interval, level: Tensor, rate: float
+) -> Metric | None:
+    S = loop.A.shape[0]
+    T = (2 * (level[S:] - level[S:].mean())).exp()
+    closed = close(loop, sector)
+    P = find_loop_metric(closed, T, rate)
+    if P is None:
+        return None
+    # |p| ≤ |q| with w = mid v + rad p is the sector with T divided by rad².
+    multipliers = T / closed.rad.square()
+    if not proves_loop_rate(loop, sector, P, multipliers, rate):
+        return None
+    radius = radius_of_box(P, facts.box, P.diagonal())
+    steps = radius_of_box(P, facts.first, P.diagonal())
+    radius = min(radius, up(steps / math.nextafter(1 - rate, 0), 2))
+    return Metric(rate, P, multipliers, radius)
