@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]
 Source = Model | str | Path
 
+OF_MEASUREMENTS = frozenset({"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211"})
+"""Findings that weaken what is measured, and say nothing of what is proved."""
+
 TIMED_STEPS = 256
 TRIES = 5
 """How many plans are written and verified before a truncation is given up."""
@@ -195,7 +198,7 @@ def truncate(
     return replace(
         report,
         skipped=(*report.skipped, *kept),
-        findings=(*report.findings, *_about(plan, judged)),
+        findings=(*_bearing(report.findings, plan), *_about(plan, judged)),
         equivalence=judged,
         export=written,
     )
@@ -378,6 +381,13 @@ def _remarks(found: Examination) -> tuple[Finding, ...]:
     return tuple(remarks)
 
 
+def _bearing(findings: Sequence[Finding], plan: Plan) -> tuple[Finding, ...]:
+    """Leave out what weakens measurements where the depth rests on a proof."""
+    if plan.evidence != "proved":
+        return tuple(findings)
+    return tuple(f for f in findings if f.id not in OF_MEASUREMENTS)
+
+
 def _by_kind(stack: ExaminedStack, eps: float) -> str:
     """Say which kinds of synthetic inputs are forgotten, and within how many steps."""
     needed: dict[str, list[int | None]] = {}
@@ -454,7 +464,7 @@ def _export(
     )
     return Export(
         path=str(output),
-        form=plan.form,
+        form="window",
         truncations=plan.truncations,
         opset=graph.opset_imports[""],
         bytes_before=size,

@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, dropout
 
 KEYS = 88
 NORM_LIMIT = 0.95
-SEQUENCE_LENGTH = 256
+SEQUENCE_LENGTH = 236
 DEPTHS = (8, 16, 32, 64, 128)
 OPSET = 17
 

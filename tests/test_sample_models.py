@@ -59,7 +59,7 @@ def test_the_stored_recurrent_weight_contracts():
 
 def test_the_test_chorales_are_sequences_of_binary_notes():
     x = chorales()
-    assert x.shape == (18, 256, 88)
+    assert x.shape == (20, 236, 88)
     assert x.dtype == np.uint8
     assert set(np.unique(x)) == {0, 1}
     assert x.sum(axis=-1).max() <= 4  # four voices
