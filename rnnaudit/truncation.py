@@ -11,13 +11,43 @@ from rnnaudit.errors import UsageError
 from rnnaudit.model import Model
 from rnnaudit.results import Evidence, Truncation
 
+FormName = Literal["window", "chunk", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a truncated layer is written.
+
+    Attributes:
+        name: ``window``: k layers over the whole sequence, each shifting the state by a step.
+            ``chunk``: blocks of steps side by side in the batch, each warmed up by k − 1 steps.
+            ``last``: only as many of the last steps as the graph's own use of them needs.
+        block: Steps C that each block of the chunk form gives; 1 in the others.
+        keep_ops: Whether chunk and last run the runtime's own LSTM, GRU or RNN operator.
+        final: Of how many final steps the last form gives the outputs.
+        why: What chose it.
+    """
+
+    name: FormName
+    block: int = 1
+    keep_ops: bool = False
+    final: int = 1
+    why: str = ""
+
+    def describe(self) -> str:
+        """Name the form in a few words."""
+        kind = f"chunk of {self.block}" if self.name == "chunk" else self.name
+        return f"{kind} with recurrent operators" if self.keep_ops else kind
+
+
+WINDOW = Form("window")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Truncations, in the order of the model's recurrences, and the form they are written in."""
+    """Truncations, in the order of the model's recurrences."""
 
     truncations: tuple[Truncation, ...]
-    form: Literal["window"] = "window"
 
     @property
     def depths(self) -> Mapping[str, int]:

@@ -570,7 +570,7 @@ def test_the_model_says_how_it_was_made():
     assert json.loads(stored["rnnaudit.depths"]) == {"rnn[0]": 3}
     assert stored["rnnaudit.source_sha256"] == "0" * 64
     assert (stored["rnnaudit.eps"], stored["rnnaudit.evidence"]) == ("0.001", "proved")
-    assert stored["rnnaudit.form"] == "window"
+    assert json.loads(stored["rnnaudit.form"]) == {"rnn[0]": "window"}
     assert stored["rnnaudit.version"]
 
 

@@ -1,4 +1,4 @@
-"""Stacks as ONNX graphs, written from the weights: recurrent operators, windows, or both."""
+"""Stacks as ONNX graphs, written from the weights: recurrent operators, truncated, or both."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from rnnaudit.cells.activations import TAKES_ALPHA, TAKES_BETA, parameters
-from rnnaudit.errors import UnsupportedModelError, UsageError
+from rnnaudit.errors import UsageError
 from rnnaudit.export.emit import Emitter
-from rnnaudit.export.window import window_layer
-from rnnaudit.model import Activation, ElmanCell, GRUCell, Layer, LSTMCell, Stack
+from rnnaudit.export.layers import write_layer
+from rnnaudit.export.nodes import RecurrentNode
+from rnnaudit.model import Layer, Stack
+from rnnaudit.truncation import WINDOW, Form
 
 OPSET = 17
 _IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
@@ -43,22 +44,24 @@ def build(stack: Stack, *, opset: int = OPSET, dtype: str = "float32") -> ir.Mod
 def assemble(
     stacks: Sequence[Stack],
     depths: Mapping[str, int],
+    forms: Mapping[str, Form] | None = None,
     *,
     opset: int = OPSET,
     dtype: str = "float32",
 ) -> ir.Model:
-    """Write stacks side by side; a layer whose directions all have a depth becomes a window.
+    """Write stacks side by side; a layer whose directions all have a depth is truncated.
 
     One stack maps ``x`` to ``y``; of several, each maps ``name/x`` to ``name/y``.
 
     Args:
         stacks: What to write.
         depths: Truncation depth by ``Recurrence.label``.
+        forms: Form of a layer by the label of its first recurrence; a window where none is named.
         opset: Opset of the graph, 17 to 23.
         dtype: ``float16``, ``float32`` or ``float64``.
 
     Raises:
-        UnsupportedModelError: A layer without depths has an option that no ONNX operator has.
+        UnsupportedModelError: A layer that stays has an option that no ONNX operator has.
         UsageError: The opset or the type is not one of those above.
     """
     if opset not in _IR_VERSIONS:
@@ -76,7 +79,7 @@ def assemble(
             shape=ir.Shape(["time", "batch", stack.input_size]),
         )
         emit = Emitter(stack.name or "stack", _DTYPES[dtype], opset)
-        y = _stack(emit, stack, x, depths)
+        y = _stack(emit, stack, x, depths, forms or {})
         y.name = f"{prefix}y"
         y.type = ir.TensorType(_DTYPES[dtype])
         y.shape = ir.Shape(["time", "batch", stack.output_size])
@@ -95,11 +98,18 @@ def assemble(
     return ir.Model(graph, ir_version=_IR_VERSIONS[opset], producer_name="rnnaudit")
 
 
-def _stack(emit: Emitter, stack: Stack, x: ir.Value, depths: Mapping[str, int]) -> ir.Value:
+def _stack(
+    emit: Emitter,
+    stack: Stack,
+    x: ir.Value,
+    depths: Mapping[str, int],
+    forms: Mapping[str, Form],
+) -> ir.Value:
     for index, layer in enumerate(stack.layers):
         with emit.scope(f"layer_{index}"):
             if all(r.label in depths for r in layer.recurrences):
-                x = window_layer(emit, layer, x, depths).outputs(emit)
+                form = forms.get(layer.recurrences[0].label, WINDOW)
+                x = write_layer(emit, layer, x, depths, form=form).outputs(emit)
             else:
                 x = _node(emit, layer, x)
     if stack.readout is not None:
@@ -111,47 +121,16 @@ def _stack(emit: Emitter, stack: Stack, x: ir.Value, depths: Mapping[str, int]) 
 
 def _node(emit: Emitter, layer: Layer, x: ir.Value) -> ir.Value:
     """Write a layer as one recurrent node; y [T, N, D·H]."""
-    cells = [r.cell for r in layer.recurrences]
-    kinds = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
-    weights = [_onnx_weights(cell) for cell in cells]
-    W, R, B = (
-        emit.constant(torch.stack([w[i] for w in weights]), name)
-        for i, name in enumerate(("W", "R", "B"))
-    )
-    H = cells[0].hidden_size
-    names = [a for cell in cells for a in _activations(cell)]
-    attributes: dict[str, object] = {
-        "hidden_size": H,
-        "direction": "bidirectional" if layer.bidirectional else layer.recurrences[0].direction,
-        "activations": [_ONNX_NAMES[a.name] for a in names],
-    }
-    # ONNX reads these lists in order, one entry for each function that takes one.
-    if alphas := [parameters(a)[0] for a in names if a.name in TAKES_ALPHA]:
-        attributes["activation_alpha"] = alphas
-    if betas := [parameters(a)[1] for a in names if a.name in TAKES_BETA]:
-        attributes["activation_beta"] = betas
-    if cells[0].clip is not None:
-        attributes["clip"] = cells[0].clip
-    peephole = None
-    if isinstance(cells[0], GRUCell):
-        attributes["linear_before_reset"] = int(cells[0].reset_after)
-    if isinstance(cells[0], LSTMCell):
-        attributes["input_forget"] = int(cells[0].input_forget)
-        if any(isinstance(c, LSTMCell) and c.peephole is not None for c in cells):
-            peephole = emit.constant(torch.stack([_peephole(cell) for cell in cells]), "P")
-    starts = [r.initial.value for r in layer.recurrences]
-    initial: list[ir.Value | None] = []
-    if any(bool(start.any()) for start in starts):
-        initial = _initial(emit, x, torch.stack(starts), H)
-    inputs = [x, W, R, B, None, *initial]
-    if peephole is not None:
-        inputs += [None] * (7 - len(inputs)) + [peephole]
-    y = emit.op(kinds[cells[0].kind], *inputs, name="directions", **attributes)
+    node = RecurrentNode(emit, layer.recurrences)
+    starts = torch.stack([r.initial.value for r in layer.recurrences])
+    width = layer.recurrences[0].cell.hidden_size
+    initial = _initial(emit, x, starts, width) if bool(starts.any()) else []
+    (y,) = node.run(x, initial, outputs=1)
     swapped = emit.op("Transpose", y, name="swapped", perm=[0, 2, 1, 3])
     return emit.op("Reshape", swapped, emit.integers(0, 0, -1), name="y")
 
 
-def _initial(emit: Emitter, x: ir.Value, starts: Tensor, width: int) -> list[ir.Value | None]:
+def _initial(emit: Emitter, x: ir.Value, starts: Tensor, width: int) -> list[ir.Value]:
     """Write the initial states starts [D, S] for every sequence of the batch, [D, N, width]."""
     D = starts.shape[0]
     shape = emit.op("Shape", x, name="shape")
@@ -163,65 +142,3 @@ def _initial(emit: Emitter, x: ir.Value, starts: Tensor, width: int) -> list[ir.
         )
         for n, part in zip("hc", starts.split(width, dim=-1), strict=False)
     ]
-
-
-_ONNX_NAMES = {
-    "tanh": "Tanh",
-    "relu": "Relu",
-    "sigmoid": "Sigmoid",
-    "affine": "Affine",
-    "leakyrelu": "LeakyRelu",
-    "thresholdedrelu": "ThresholdedRelu",
-    "scaledtanh": "ScaledTanh",
-    "hardsigmoid": "HardSigmoid",
-    "elu": "Elu",
-    "softsign": "Softsign",
-    "softplus": "Softplus",
-}
-
-
-def _activations(cell: ElmanCell | GRUCell | LSTMCell) -> tuple[Activation, ...]:
-    if isinstance(cell, ElmanCell):
-        return (cell.activation,)
-    if isinstance(cell, GRUCell):
-        return (cell.gate, cell.candidate)
-    return (cell.gate, cell.candidate, cell.squash)
-
-
-def _reorder(blocks: Tensor, order: Sequence[int]) -> Tensor:
-    parts = blocks.chunk(len(order))
-    return torch.cat([parts[i] for i in order])
-
-
-def _onnx_weights(cell: ElmanCell | GRUCell | LSTMCell) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (W, R, B) of one direction in ONNX's order of gates: z, r, h or i, o, f, c."""
-    if isinstance(cell, ElmanCell):
-        return cell.U, cell.W, torch.cat([cell.b, torch.zeros_like(cell.b)])
-    if isinstance(cell, GRUCell):
-        zrh = (1, 0, 2)
-        b, c = _reorder(cell.b_input, zrh), _reorder(cell.b_recurrent, zrh)
-        return _reorder(cell.W, zrh), _reorder(cell.U, zrh), torch.cat([b, c])
-    if cell.projection is not None:
-        raise UnsupportedModelError(
-            "a layer that stays recurrent must have an ONNX operator, got an LSTM with a "
-            "projection (proj_size)",
-            help="truncate it: the window form needs no such operator",
-        )
-    if cell.clip is not None and cell.clip_output:
-        raise UnsupportedModelError(
-            "a layer that stays recurrent must run as it was read, got an LSTM whose clip also "
-            "bounds the cell state's tanh, which ONNX Runtime leaves out",
-            help="truncate it: the window form needs no such operator",
-        )
-    iofc = (0, 3, 1, 2)
-    b = _reorder(cell.b, iofc)
-    return _reorder(cell.W, iofc), _reorder(cell.U, iofc), torch.cat([b, torch.zeros_like(b)])
-
-
-def _peephole(cell: ElmanCell | GRUCell | LSTMCell) -> Tensor:
-    """Return the peepholes of one direction in ONNX's order i, o, f."""
-    assert isinstance(cell, LSTMCell)
-    if cell.peephole is None:
-        return cell.U.new_zeros(3 * cell.cell_size)
-    i, f, o = cell.peephole
-    return torch.cat([i, o, f])

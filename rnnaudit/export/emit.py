@@ -28,6 +28,7 @@ class Emitter:
         self._scope = [prefix]
         self._tape = ir.tape.Tape()
         self._integers: dict[tuple[int, ...], ir.Value] = {}
+        self._indices: dict[int, ir.Value] = {}
         self._root = prefix
 
     @property
@@ -57,6 +58,14 @@ class Emitter:
         full = self._name(name)
         return self._tape.op(op_type, inputs, attributes, name=full, output=ir.Value(name=full))
 
+    def several(
+        self, op_type: str, *inputs: ir.Value | None, names: Sequence[str], **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """Add a node with an output for each of ``names``; it is called after the first."""
+        outputs = [ir.Value(name=self._name(name)) for name in names]
+        name = outputs[0].name
+        return self._tape.op_multi_out(op_type, inputs, attributes, outputs=outputs, name=name)
+
     def split(self, value: ir.Value, names: Sequence[str], width: int) -> Sequence[ir.Value]:
         """Cut the last axis of rows [M, len(names) · width] into equal parts."""
         sizes = [width] * len(names)
@@ -76,6 +85,13 @@ class Emitter:
             tensor = ir.tensor(np.array(numbers, np.int64), name=f"{self._root}/int_{name}")
             self._integers[numbers] = self._tape.initializer(tensor)
         return self._integers[numbers]
+
+    def index(self, number: int) -> ir.Value:
+        """Return an int64 number without axes, stored once."""
+        if number not in self._indices:
+            tensor = ir.tensor(np.array(number, np.int64), name=f"{self._root}/index_{number}")
+            self._indices[number] = self._tape.initializer(tensor)
+        return self._indices[number]
 
     def constant(self, value: Tensor | float, name: str) -> ir.Value:
         """Store a float64 matrix or number in the graph's own type, under ``name``."""

@@ -1,4 +1,4 @@
-"""Graph surgery: chosen recurrent nodes become windows, everything else stays as it was."""
+"""Graph surgery: chosen recurrent nodes are truncated, everything else stays as it was."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import onnx_ir as ir
 from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export.build import assemble
 from rnnaudit.export.emit import OLDEST_OPSET, Emitter
-from rnnaudit.export.window import LayerStates, Start, window_layer
+from rnnaudit.export.layers import write_layer
+from rnnaudit.export.sequences import LayerStates, Start, Wanted
 from rnnaudit.model import Layer, Model
+from rnnaudit.truncation import WINDOW, Form
 
 
 def truncate_graph(
-    model: Model, depths: Mapping[str, int], *, metadata: Mapping[str, str] | None = None
+    model: Model,
+    depths: Mapping[str, int],
+    forms: Mapping[str, Form] | None = None,
+    *,
+    metadata: Mapping[str, str] | None = None,
 ) -> ir.Model:
-    """Return the model's graph with each chosen layer as a window; the source is not touched.
+    """Return the model's graph with each chosen layer truncated; the source is not touched.
 
     A layer is replaced when all of its directions have a depth. A model that came without a
     graph gets one, ``x`` [time, batch, I] to ``y`` [time, batch, O]. Graph inputs that were
@@ -26,6 +32,7 @@ def truncate_graph(
     Args:
         model: The model as loaded.
         depths: Truncation depth, at least 1, by ``Recurrence.label``.
+        forms: Form of a layer by the label of its first recurrence; a window where none is named.
         metadata: What to store beside version, depths and source hash; keys get the prefix
             ``rnnaudit.``.
 
@@ -34,20 +41,27 @@ def truncate_graph(
         UnsupportedModelError: A chosen layer reads sequence lengths, or its initial state is a
             graph input that is used elsewhere too.
     """
+    forms = forms or {}
     layers = [layer for stack in model.stacks for layer in stack.layers]
     _check_depths(layers, depths)
     chosen = [layer for layer in layers if all(r.label in depths for r in layer.recurrences)]
     if model.graph is None:
-        result = assemble(model.stacks, depths, dtype=model.dtype)
+        result = assemble(model.stacks, depths, forms, dtype=model.dtype)
     else:
         result = _raised(model.graph.clone())
         for layer in chosen:
-            _replace(result, layer, depths)
+            _replace(result, layer, depths, forms.get(layer.recurrences[0].label, WINDOW))
         _drop_states(result.graph, chosen)
+    written = [
+        (r, forms.get(layer.recurrences[0].label, WINDOW))
+        for layer in chosen
+        for r in layer.recurrences
+    ]
     stored = {
         "version": _version(),
-        "form": "window",
-        "depths": json.dumps({r.label: depths[r.label] for l_ in chosen for r in l_.recurrences}),
+        "form": json.dumps({r.label: f.describe() for r, f in written}),
+        "blocks": json.dumps({r.label: f.block for r, f in written}),
+        "depths": json.dumps({r.label: depths[r.label] for r, _ in written}),
         "source_sha256": model.sha256,
         **(metadata or {}),
     }
@@ -97,8 +111,8 @@ def _raised(model: ir.Model) -> ir.Model:
         ) from error
 
 
-def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
-    """Put a window where the layer's node was, under the names of the node's outputs."""
+def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int], form: Form) -> None:
+    """Put a truncated form where the layer's node was, under the names of the node's outputs."""
     site = layer.site
     assert site is not None
     node = _find(model.graph, site.node)
@@ -109,10 +123,12 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int]) -> None:
     _check_steps(model, layer, x)
     emit = Emitter(_fresh(model.graph, site.node), _dtype(node), _opset(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
-    states = window_layer(emit, layer, inner, depths, _computed(emit, node, layer, site.layout))
+    read = [_used(value) for value in node.outputs]
+    wanted = Wanted(*read, *(False,) * (3 - len(read)))
+    given = _computed(emit, node, layer, site.layout)
+    states = write_layer(emit, layer, inner, depths, form=form, wanted=wanted, given=given)
     written = [
-        _written(emit, states, i, site.layout) if _used(value) else None
-        for i, value in enumerate(node.outputs)
+        _written(emit, states, i, site.layout) if read[i] else None for i in range(len(read))
     ]
     graph.insert_before(node, emit.nodes)
     for value in emit.initializers:
