@@ -39,6 +39,9 @@ PILOT = 4
 AFFORDABLE = 1e11
 """Multiplications up to which every depth of every sequence is measured without a pilot."""
 
+LAYERWISE = 8
+"""How much dearer a layer by layer study is: each depth of its grid starts from nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -255,6 +258,8 @@ def _whole(stack: Stack, groups: Sequence[Tensor], settings: Settings, work: _Wo
     cost = sum(_step_cost(r) for r in stack.recurrences())
     if stack.readout is not None:
         cost += stack.readout.A.numel()
+    if len(stack.layers) > 1 and not stack.causal:
+        cost *= LAYERWISE
     return _study(study, groups, cost, settings, work)
 
 
