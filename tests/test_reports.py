@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from rich.cells import cell_len
 
 from rnnaudit.errors import LoadError
-from rnnaudit.reports import RENDERERS, JsonRenderer, TerminalRenderer, numbers, wording
+from rnnaudit.reports import RENDERERS, JsonRenderer, TerminalRenderer, layout, numbers, wording
 from rnnaudit.reports.json import refusal, schema
 from rnnaudit.reports.terminal import shell, snippet
 from rnnaudit.results import Depth, Equivalence, Finding, Report
@@ -365,3 +365,12 @@ def test_every_renderer_is_pure_and_named():
     for renderer in RENDERERS:
         assert renderer.render(by_hand.MANY) == renderer.render(by_hand.MANY)
         assert renderer.render(by_hand.MANY).endswith("\n")
+
+
+def test_a_table_shortens_its_first_column_before_the_next():
+    columns = [
+        layout.Column("name", right=False, shrinks=True),
+        layout.Column("cell", shrinks=True),
+    ]
+    _, line = list(layout.table(columns, [["x" * 60, "gru ←"]], indent=2, width=40))
+    assert line.plain == "  …" + "x" * 30 + "  gru ←"

@@ -16,6 +16,10 @@ NO_BREAK = "\u00a0"
 """A space at which no line is broken; printed as an ordinary one."""
 
 
+LEAST = 12
+"""Columns to which a column that shrinks is cut at most, before the next one is."""
+
+
 class Column(NamedTuple):
     """A column of a table: its heading, its alignment, and whether it may be shortened."""
 
@@ -66,7 +70,9 @@ def table(
     spare = width - indent - sum(sizes) - 2 * (len(columns) - 1)
     for i, column in enumerate(columns):
         if column.shrinks and spare < 0:
-            sizes[i] = max(sizes[i] + spare, 2)
+            shrunk = max(sizes[i] + spare, min(sizes[i], LEAST))
+            spare += sizes[i] - shrunk
+            sizes[i] = shrunk
     headings = [text(c.heading, "dim") for c in columns]
     for row in [headings, *cells]:
         line = Text(" " * indent)
