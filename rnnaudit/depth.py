@@ -301,8 +301,8 @@ def _study(system: _System, x: Tensor, how: _How) -> DepthStudy:
 
         left = how.clock.left
         clock = _Clock(None if left is None else left / (len(parts) - i))
-        restarts = _Restarts(system, part, replace(how, clock=clock, report=report))
-        studies.append(restarts.study())
+        restarts = _Restarts(system, part, how.floor)
+        studies.append(_study_restarts(restarts, replace(how, clock=clock, report=report)))
     return pool(studies)
 
 
@@ -336,10 +336,11 @@ class _Block:
 class _Restarts:
     """All restarts of a group of sequences [N, T, I], time first so that a shift is a slice."""
 
-    def __init__(self, system: _System, x: Tensor, how: _How) -> None:
+    def __init__(self, system: _System, x: Tensor, floor: float) -> None:
         """Run the true trajectories and place a restart after each step but the last."""
-        self.system, self.how = system, how
+        self.system = system
         self.N, self.T, _ = x.shape
+        self.depth = 0
         z = cells.drive(system.cells[0], x.transpose(0, 1))
         true = x.new_empty(self.T, self.N, system.start.shape[0])
         s = system.start.to(x).expand(self.N, -1)
@@ -347,7 +348,7 @@ class _Restarts:
             s = system.advance(s, z[t])
             true[t] = s
         self.z, self.true = z.flatten(0, 1), true.flatten(0, 1)
-        self.near = how.floor * true.abs().amax((0, 2)).clamp(min=1)
+        self.near = floor * true.abs().amax((0, 2)).clamp(min=1)
         # A sequence that overflows has no error to measure: infinite at every depth.
         self.finite = true.isfinite().all(-1).all(0)
         first = torch.arange(self.N, self.T * self.N)
@@ -360,141 +361,164 @@ class _Restarts:
             if len(rows)
         ]
 
-    def study(self) -> DepthStudy:
-        """Sweep in stages until all restarts have merged, the data or the budget end."""
-        T, clock = self.T, self.how.clock
-        gap = self.system.start - self.true
-        size = self.system.deviation(gap, self.how.norm).reshape(T, self.N)
-        errors = [size.amax(0)]
-        work = T * (T - 1) / 2 * max(1, self.N)
-        while self.blocks and not clock.over():
-            first = len(errors)
-            stage = torch.zeros(_STAGE, self.N, dtype=self.true.dtype)
-            for block in self.blocks:
-                for j in range(_STAGE):
-                    if len(block.rows):
-                        self._sweep(block, first + j, stage[j])
-                if clock.over() and block is not self.blocks[-1]:
-                    return self._result(errors, horizon=first - 1)
-            errors.extend(stage)
-            self.blocks = [block for block in self.blocks if len(block.rows)]
-            self.how.report(1 - min(1.0, self._left(len(errors) - 1) / max(1.0, work)))
-        return self._result(errors, horizon=len(errors) - 1 if self.blocks else T)
+    def sweep(self, block: _Block, depth: int) -> tuple[Tensor, Tensor]:
+        """Advance a block to this depth; return its rows at that depth and their states' gaps.
 
-    def _sweep(self, block: _Block, depth: int, worst: Tensor) -> None:
-        """Advance a block to this depth; raise ``worst`` [N] to its errors."""
+        Restarts whose data have ended are dropped before, those that have merged after.
+        """
         shift = (depth - 1) * self.N
         block.end(self.T * self.N - shift)
         if not len(block.rows):
-            return
+            return block.rows, block.states
         block.states = self.system.advance(block.states, block.take(self.z, shift))
-        gap = block.states - block.take(self.true, shift)
-        sequence = block.rows % self.N
-        worst.scatter_reduce_(0, sequence, self.system.deviation(gap, self.how.norm), "amax")
-        block.keep(~(gap.abs().amax(-1) <= self.near[sequence]))
+        rows, gap = block.rows, block.states - block.take(self.true, shift)
+        block.keep(~(gap.abs().amax(-1) <= self.near[rows % self.N]))
+        return rows + shift, gap
 
-    def _left(self, depth: int) -> float:
+    def advance(self, depth: int) -> None:
+        """Bring every restart to this depth, which is not below the one before."""
+        for block in self.blocks:
+            for j in range(self.depth + 1, depth + 1):
+                if len(block.rows):
+                    self.sweep(block, j)
+        self.depth = depth
+        self.blocks = [block for block in self.blocks if len(block.rows)]
+
+    def deviations(self) -> Tensor:
+        """Return the gaps of the last cell's outputs [N, T, H] at the depth reached."""
+        cell = self.system.cells[-1]
+        if self.depth == 0:
+            gap = cells.output(cell, self.system.start - self.true)
+            return gap.reshape(self.T, self.N, -1).transpose(0, 1)
+        gap = self.true.new_zeros(self.T * self.N, cell.hidden_size)
+        shift = (self.depth - 1) * self.N
+        for block in self.blocks:
+            apart = block.states - block.take(self.true, shift)
+            gap[block.rows + shift] = cells.output(cell, apart)
+        gap = gap.reshape(self.T, self.N, -1)
+        gap[:, ~self.finite] = torch.nan
+        return gap.transpose(0, 1)
+
+    def work(self) -> float:
         """Return the steps that the living restarts could still make."""
-        ends = self.T - 1 - depth
-        return float(sum(((ends - b.rows // self.N).clamp(min=0) + 1).sum() for b in self.blocks))
-
-    def _result(self, errors: list[Tensor], horizon: int) -> DepthStudy:
-        table = torch.stack(errors, dim=1)
-        if horizon >= self.T:
-            # Depths of zero error at the end are those after the last restart has merged.
-            some = table[self.finite].any(0).nonzero()
-            table = table[:, : int(some.max()) + 1 if len(some) else 1]
-        table[~self.finite] = math.inf
-        return DepthStudy(
-            errors=table,
-            depths=tuple(range(table.shape[1])),
-            lengths=(self.T,) * self.N,
-            horizons=(min(horizon, self.T),) * self.N,
-            norm=self.how.norm,
-            floor=self.how.floor,
-        )
+        ends = self.T - self.depth
+        return float(sum((ends - b.rows // self.N).clamp(min=0).sum() for b in self.blocks))
 
 
-class _Sweeps:
-    """Jacobi sweeps over one recurrence: after j of them, ``states`` are of depth j.
-
-    Only positions from j on are kept (all before are exact): states [N, T − j, S].
-    """
-
-    def __init__(self, recurrence: Recurrence, x: Tensor) -> None:
-        """Run the true trajectory of inputs x [N, T, I]; all restarts are at s_start."""
-        self.recurrence = recurrence
-        start = recurrence.initial.value.to(x)
-        self.z = cells.drive(recurrence.cell, cells.reads(recurrence, x))
-        self.true = cells.trajectory(recurrence.cell, cells.reads(recurrence, x), start)
-        self.states = start.expand_as(self.true)
-        self.scale = self.true.abs().amax((1, 2)).clamp(min=1)
-
-    def sweep(self) -> None:
-        """Go one depth further."""
-        behind = self.states[:, :-1]
-        z = self.z[:, self.z.shape[1] - behind.shape[1] :]
-        self.states = cells.advance(self.recurrence.cell, behind, z)
-
-    @property
-    def _gap(self) -> Tensor:
-        return self.states - self.true[:, self.true.shape[1] - self.states.shape[1] :]
-
-    def merged(self, floor: float) -> bool:
-        """Whether every restart has merged with the true run."""
-        gap = self._gap
-        return gap.numel() == 0 or bool((gap.abs().amax((1, 2)) <= floor * self.scale).all())
-
-    def gap(self) -> Tensor:
-        """Return the outputs' deviations [N, T, H], aligned with time."""
-        gap = cells.output(self.recurrence.cell, self._gap)
-        exact = self.true.shape[1] - gap.shape[1]
-        return cells.reads(self.recurrence, torch.nn.functional.pad(gap, (0, 0, exact, 0)))
-
-    def outputs(self) -> Tensor:
-        """Return the outputs [N, T, H], aligned with time."""
-        true = cells.output(self.recurrence.cell, self.true)
-        return cells.reads(self.recurrence, true) + self.gap()
-
-
-def _study_layer(layer: Layer, readout: Readout | None, x: Tensor, how: _How) -> DepthStudy:
-    """Truncate both directions of one layer to every depth, one sweep for each."""
-    N, T, _ = x.shape
-    runs = [_Sweeps(recurrence, x) for recurrence in layer.recurrences]
-    errors: list[Tensor] = []
-    settled = False
-    while not errors or not (settled or how.clock.over()):
-        if errors:
-            for run in runs:
-                run.sweep()
-        gap = torch.cat([run.gap() for run in runs], dim=-1)
-        errors.append(_size(_read(gap, readout), how.norm).amax(1))
-        settled = len(errors) == T or all(run.merged(how.floor) for run in runs)
-        how.report(1.0 if settled else len(errors) / T)
-    horizon = T if settled else len(errors) - 1
+def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
+    """Sweep in stages until all restarts have merged, the data or the budget end."""
+    N, T, system = restarts.N, restarts.T, restarts.system
+    size = system.deviation(system.start - restarts.true, how.norm)
+    errors = [size.reshape(T, N).amax(0)]
+    work = max(1.0, restarts.work())
+    cut = False
+    while restarts.blocks and not cut:
+        first = len(errors)
+        stage = size.new_zeros(_STAGE, N)
+        for block in restarts.blocks:
+            cut = how.clock.over()
+            if cut:
+                break
+            for j in range(_STAGE):
+                rows, gap = restarts.sweep(block, first + j)
+                stage[j].scatter_reduce_(0, rows % N, system.deviation(gap, how.norm), "amax")
+                if not len(block.rows):
+                    break
+        else:
+            errors.extend(stage)
+            restarts.depth = len(errors) - 1
+            restarts.blocks = [block for block in restarts.blocks if len(block.rows)]
+            how.report(1 - min(1.0, restarts.work() / work))
+    table = torch.stack(errors, dim=1)
+    if not cut:  # depths of zero error at the end are those after the last restart has merged
+        some = table[restarts.finite].any(0).nonzero()
+        table = table[:, : int(some.max()) + 1 if len(some) else 1]
+    table[~restarts.finite] = math.inf
     return DepthStudy(
-        errors=torch.stack(errors, dim=1),
-        depths=tuple(range(len(errors))),
+        errors=table,
+        depths=tuple(range(table.shape[1])),
         lengths=(T,) * N,
-        horizons=(horizon,) * N,
+        horizons=(len(errors) - 1 if cut else T,) * N,
         norm=how.norm,
         floor=how.floor,
     )
 
 
-def _truncated(stack: Stack, x: Tensor, depth: int, floor: float) -> Tensor:
-    """Return the last layer's outputs [N, T, F], each recurrence truncated to ``depth``."""
-    for layer in stack.layers:
-        outputs = []
-        for recurrence in layer.recurrences:
-            run = _Sweeps(recurrence, x)
-            for _ in range(min(depth, x.shape[1])):
-                if run.merged(floor):
-                    break
-                run.sweep()
-            outputs.append(run.outputs())
-        x = torch.cat(outputs, dim=-1)
-    return x
+class _Direction:
+    """One recurrence of a layer, each output truncated to the same depth."""
+
+    def __init__(self, recurrence: Recurrence, x: Tensor, floor: float) -> None:
+        """Run the true trajectory of inputs x [N, T, I], aligned with time."""
+        self.recurrence = recurrence
+        system = _System((recurrence.cell,), recurrence.initial.value, None)
+        self.restarts = _Restarts(system, cells.reads(recurrence, x), floor)
+
+    def gap(self, depth: int) -> Tensor:
+        """Return the outputs' deviations [N, T, H] at a depth not below the one before."""
+        self.restarts.advance(depth)
+        return cells.reads(self.recurrence, self.restarts.deviations())
+
+    @property
+    def true(self) -> Tensor:
+        """The outputs [N, T, H] of the full run."""
+        h = cells.output(self.recurrence.cell, self.restarts.true)
+        h = h.reshape(self.restarts.T, self.restarts.N, -1).transpose(0, 1)
+        return cells.reads(self.recurrence, h)
+
+    @property
+    def merged(self) -> bool:
+        """Whether no restart is left that differs from the full run."""
+        return not self.restarts.blocks
+
+
+def _study_layer(layer: Layer, readout: Readout | None, x: Tensor, how: _How) -> DepthStudy:
+    """Truncate both directions of one layer to every depth, one sweep for each."""
+    N, T, _ = x.shape
+    directions = [_Direction(recurrence, x, how.floor) for recurrence in layer.recurrences]
+    errors: list[Tensor] = []
+    settled = False
+    while not errors or not (settled or how.clock.over()):
+        gap = torch.cat([d.gap(len(errors)) for d in directions], dim=-1)
+        errors.append(_size(_read(gap, readout), how.norm).amax(1))
+        settled = len(errors) == T or all(d.merged for d in directions)
+        how.report(1.0 if settled else len(errors) / T)
+    return DepthStudy(
+        errors=torch.stack(errors, dim=1),
+        depths=tuple(range(len(errors))),
+        lengths=(T,) * N,
+        horizons=(T if settled else len(errors) - 1,) * N,
+        norm=how.norm,
+        floor=how.floor,
+    )
+
+
+class _Layerwise:
+    """A stack of which each recurrence is truncated on its own, all to the same depth."""
+
+    def __init__(self, stack: Stack, x: Tensor, floor: float) -> None:
+        """Keep the inputs x [N, T, I]; the first layer's restarts serve ascending depths."""
+        self.stack, self.x, self.floor = stack, x, floor
+        self.first = self._directions(0, x)
+        self.full = x
+        for layer in range(len(stack.layers)):
+            directions = self._directions(layer, self.full) if layer else self.first
+            self.full = torch.cat([d.true for d in directions], dim=-1)
+
+    def _directions(self, layer: int, x: Tensor) -> list[_Direction]:
+        return [_Direction(r, x, self.floor) for r in self.stack.layers[layer].recurrences]
+
+    def deviations(self, depth: int, which: Tensor) -> Tensor:
+        """Return the gaps [n, T, F] of the last layer's outputs, on the sequences ``which``."""
+        if self.first[0].restarts.depth <= depth:
+            x = torch.cat([d.true + d.gap(depth) for d in self.first], dim=-1)[which]
+        else:
+            x = self._truncated(0, self.x[which], depth)
+        for layer in range(1, len(self.stack.layers)):
+            x = self._truncated(layer, x, depth)
+        return x - self.full[which]
+
+    def _truncated(self, layer: int, x: Tensor, depth: int) -> Tensor:
+        return torch.cat([d.true + d.gap(depth) for d in self._directions(layer, x)], dim=-1)
 
 
 def _grid(T: int) -> Iterator[int]:
@@ -511,37 +535,43 @@ def _grid(T: int) -> Iterator[int]:
 def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -> DepthStudy:
     """Truncate every recurrence to the depths of a grid, then between those that decide.
 
-    The grid ends where the error has settled, or where every sequence is already known to
-    need more than the data can show.
+    A sequence leaves the grid once its error has settled, and all do where each is known to
+    need more than the data can show. Between two depths of the grid only the sequences that
+    exceed ε at the lower one are evaluated: the others keep the larger error of the two.
     """
     N, T, _ = x.shape
-    true = _truncated(stack, x, T, how.floor)
+    layerwise = _Layerwise(stack, x, how.floor)
     table: dict[int, Tensor] = {}
 
-    def evaluate(depth: int) -> Tensor:
-        gap = _truncated(stack, x, depth, how.floor) - true
-        table[depth] = _size(_read(gap, stack.readout), how.norm).amax(1)
-        return table[depth]
+    def evaluate(depth: int, which: Tensor) -> Tensor:
+        gap = _read(layerwise.deviations(depth, which), stack.readout)
+        return _size(gap, how.norm).amax(1)
 
     horizon = T
+    going = torch.arange(N)
     for depth in _grid(T):
         if table and how.clock.over():
             horizon = max(table)
             break
-        errors = evaluate(depth)
+        errors = x.new_zeros(N)
+        errors[going] = evaluate(depth, going)
+        table[depth] = errors
         how.report(depth / T)
-        if bool((errors <= SETTLED).all()):
-            break
-        if 2 * depth > T and bool((errors > max(epsilons)).all()):
+        going = going[~(errors[going] <= SETTLED)]
+        if not len(going) or (2 * depth > T and bool((errors > max(epsilons)).all())):
             break
     for eps in epsilons:
         while not how.clock.over():
             depths = sorted(table)
             wrong = [k for k in depths if not bool((table[k] <= eps).all())]
             later = depths[depths.index(wrong[-1]) + 1 :] if wrong else []
-            if not later or later[0] - wrong[-1] == 1:
+            if not later or later[0] - wrong[-1] == 1 or 2 * later[0] > 3 * T // 2:
                 break
-            evaluate((wrong[-1] + later[0]) // 2)
+            below, above = table[wrong[-1]], table[later[0]]
+            deciding = (~(below <= eps)).nonzero().squeeze(1)
+            middle = (wrong[-1] + later[0]) // 2
+            table[middle] = torch.maximum(below, above)
+            table[middle][deciding] = evaluate(middle, deciding)
     how.report(1.0)
     depths = sorted(table)
     return DepthStudy(
