@@ -37,18 +37,38 @@ def run(recurrence: Recurrence, x: Tensor) -> Tensor:
     return reads(recurrence, output(recurrence.cell, states))
 
 
-def truncated(recurrence: Recurrence, x: Tensor, depth: int) -> Tensor:
+def truncated(recurrence: Recurrence, x: Tensor, depth: int, block: int = 1) -> Tensor:
     """Return the outputs [N, T, H] when each sees its last ``depth`` inputs only.
 
     ``depth`` Jacobi sweeps over the whole sequence: H⁽⁰⁾ = s_start, H⁽ʲ⁾_t = φ(H⁽ʲ⁻¹⁾_{t−1}, x_t),
-    so that outputs with t ≤ depth are exact.
+    so that outputs with t ≤ depth are exact. With a ``block`` C above 1 the state is restarted
+    once for every C outputs, depth − 1 steps before the first: they see up to C − 1 inputs more.
     """
     cell, T = recurrence.cell, x.shape[1]
     z = drive(cell, reads(recurrence, x))
+    if block > 1:
+        return reads(recurrence, output(cell, _restarted(recurrence, z, depth - 1, block)))
     states = recurrence.initial.value.to(x).repeat(x.shape[0], T + 1, 1)
     for j in range(min(depth, T)):  # H⁽ʲ⁾ is exact up to t = j, so only later steps change
         states[:, j + 1 :] = advance(cell, states[:, j:-1], z[:, j:])
     return reads(recurrence, output(cell, states[:, 1:]))
+
+
+def _restarted(recurrence: Recurrence, z: Tensor, warm_up: int, block: int) -> Tensor:
+    """Return the states [N, T, S] of blocks that each run ``warm_up`` steps before they count.
+
+    The first block counts from its first step. z [N, T, …] is the drive.
+    """
+    cell, T = recurrence.cell, z.shape[1]
+    start = recurrence.initial.value.to(z).expand(z.shape[0], cell.state_size)
+    states = z.new_empty(z.shape[0], T, cell.state_size)
+    for first in range(0, max(1, T - warm_up), block):
+        s, counts = start, first + warm_up if first else 0
+        for t in range(first, min(first + warm_up + block, T)):
+            s = advance(cell, s, z[:, t])
+            if t >= counts:
+                states[:, t] = s
+    return states
 
 
 def run_layer(layer: Layer, x: Tensor) -> Tensor:
@@ -56,19 +76,27 @@ def run_layer(layer: Layer, x: Tensor) -> Tensor:
     return torch.cat([run(r, x) for r in layer.recurrences], dim=-1)
 
 
-def run_stack(stack: Stack, x: Tensor, depths: Mapping[str, int] | None = None) -> Tensor:
+def run_stack(
+    stack: Stack,
+    x: Tensor,
+    depths: Mapping[str, int] | None = None,
+    blocks: Mapping[str, int] | None = None,
+) -> Tensor:
     """Return the outputs [N, T, O] of a stack, through its readout where it has one.
 
     Args:
         stack: The layers and the readout.
         x: Inputs [N, T, I].
         depths: Truncation depth by ``Recurrence.label``; a recurrence without one runs in full.
+        blocks: Steps between restarts, as in ``truncated``, by the same labels; 1 without.
     """
-    depths = depths or {}
+    depths, blocks = depths or {}, blocks or {}
     for layer in stack.layers:
         x = torch.cat(
             [
-                truncated(r, x, depths[r.label]) if r.label in depths else run(r, x)
+                truncated(r, x, depths[r.label], blocks.get(r.label, 1))
+                if r.label in depths
+                else run(r, x)
                 for r in layer.recurrences
             ],
             dim=-1,

@@ -2,7 +2,8 @@
 
 from rnnaudit.export import elman, gru, lstm  # noqa: F401  (registers the kinds)
 from rnnaudit.export.build import assemble, build
+from rnnaudit.export.choose import choose
 from rnnaudit.export.files import serialize, write
 from rnnaudit.export.surgery import truncate_graph
 
-__all__ = ["assemble", "build", "serialize", "truncate_graph", "write"]
+__all__ = ["assemble", "build", "choose", "serialize", "truncate_graph", "write"]

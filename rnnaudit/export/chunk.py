@@ -133,6 +133,7 @@ def unrolled(
     emit: Emitter,
     recurrence: Recurrence,
     cut: Blocks,
+    *,
     wanted: Wanted,
     given: Start = (),
 ) -> States:

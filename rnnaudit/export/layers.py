@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from rnnaudit.export.chunk import blocks, kept, kept_whole, one_block, unrolled
 from rnnaudit.export.emit import Emitter
 from rnnaudit.export.nodes import RecurrentNode
-from rnnaudit.export.sequences import STEPS, LayerStates, Start, Wanted, clipped, measured
+from rnnaudit.export.sequences import (
+    STEPS,
+    LayerStates,
+    Sequences,
+    Start,
+    States,
+    Wanted,
+    clipped,
+    measured,
+)
 from rnnaudit.export.window import window
-from rnnaudit.model import Layer
+from rnnaudit.model import Layer, Recurrence
 from rnnaudit.truncation import WINDOW, Form
 
 
@@ -43,42 +53,65 @@ def write_layer(
         UnsupportedModelError: The form keeps operators and no ONNX operator has such a cell.
     """
     sequences = measured(emit, x, layer.input_size)
+    steps = reach(layer, depths, form.final)
     if form.name == "last" and wanted.steps:
         # One piece for both directions, so that their outputs lie side by side.
-        sequences = clipped(emit, sequences, _reach(layer, depths, form), first=False, name="late")
+        sequences = clipped(emit, sequences, steps, first=False, name="late")
     states = []
     for d, recurrence in enumerate(layer.recurrences):
         scope = emit.scope(recurrence.direction) if layer.bidirectional else nullcontext()
-        start = given[d] if given else ()
-        depth = depths[recurrence.label]
+        depth, start = depths[recurrence.label], given[d] if given else ()
+        bound = steps if wanted.steps else depth
         with scope:
-            if form.name == "window":
-                states.append(
-                    window(emit, recurrence, sequences, depth, wanted=wanted, given=start)
-                )
-                continue
-            node = RecurrentNode(emit, (recurrence,)) if form.keep_ops else None
-            part, reverse = sequences, recurrence.reverse
-            if form.name == "last" and not wanted.steps:
-                part = clipped(emit, sequences, depth, first=reverse, name="near")
-            if form.name == "last" and node is not None:
-                states.append(kept_whole(emit, recurrence, node, part, wanted=wanted, given=start))
-                continue
-            if form.name == "last":
-                reach = _reach(layer, depths, form) if wanted.steps else depth
-                cut = one_block(emit, part, reach, reverse=reverse)
-            else:
-                cut = blocks(emit, part, depth - 1, form.block, reverse=reverse)
-            if node is None:
-                states.append(unrolled(emit, recurrence, cut, wanted, start))
-            else:
-                states.append(
-                    kept(emit, recurrence, node, cut, depth=depth, wanted=wanted, given=start)
-                )
+            direction = _Direction(recurrence, depth, form, wanted, start, bound)
+            states.append(direction.write(emit, sequences))
     return LayerStates(layer, sequences.steps, sequences.batch, tuple(states))
 
 
-def _reach(layer: Layer, depths: Mapping[str, int], form: Form) -> int:
-    """Return how many steps the outputs of the final ones need."""
+def reach(layer: Layer, depths: Mapping[str, int], final: int) -> int:
+    """Return how many last steps of the input the outputs of the ``final`` ones need."""
     ahead = [depths[r.label] - 1 for r in layer.recurrences if not r.reverse]
-    return form.final + max(ahead, default=0)
+    return final + max(ahead, default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Direction:
+    """One direction of a layer, and how it is to be written.
+
+    ``steps`` bounds how many the last form is given.
+    """
+
+    recurrence: Recurrence
+    depth: int
+    form: Form
+    wanted: Wanted
+    given: Start
+    steps: int
+
+    def write(self, emit: Emitter, x: Sequences) -> States:
+        if self.form.name == "window":
+            return window(
+                emit, self.recurrence, x, self.depth, wanted=self.wanted, given=self.given
+            )
+        node = RecurrentNode(emit, (self.recurrence,)) if self.form.keep_ops else None
+        reverse = self.recurrence.reverse
+        if self.form.name == "last" and not self.wanted.steps:
+            x = clipped(emit, x, self.depth, first=reverse, name="near")
+        if self.form.name == "last" and node is not None:
+            return kept_whole(emit, self.recurrence, node, x, wanted=self.wanted, given=self.given)
+        cut = (
+            one_block(emit, x, self.steps, reverse=reverse)
+            if self.form.name == "last" and self.form.block == self.form.final
+            else blocks(emit, x, self.depth - 1, self.form.block, reverse=reverse)
+        )
+        if node is None:
+            return unrolled(emit, self.recurrence, cut, wanted=self.wanted, given=self.given)
+        return kept(
+            emit,
+            self.recurrence,
+            node,
+            cut,
+            depth=self.depth,
+            wanted=self.wanted,
+            given=self.given,
+        )

@@ -16,6 +16,12 @@ from rnnaudit.model import Activation, Cell, ElmanCell, GRUCell, LSTMCell, Recur
 _KINDS = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
 
 
+def find_node(graph: ir.Graph, name: str) -> ir.Node:
+    """Return the recurrent node of this name, which may sit in a branch of an If."""
+    kinds = _KINDS.values()
+    return next(n for n in graph.all_nodes() if n.name == name and n.op_type in kinds)
+
+
 class RecurrentNode:
     """Recurrences over the same input as one operator; the weights are stored when it is made."""
 

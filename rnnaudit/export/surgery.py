@@ -11,6 +11,8 @@ from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export.build import assemble
 from rnnaudit.export.emit import OLDEST_OPSET, Emitter
 from rnnaudit.export.layers import write_layer
+from rnnaudit.export.nodes import find_node
+from rnnaudit.export.reads import Readers
 from rnnaudit.export.sequences import LayerStates, Start, Wanted
 from rnnaudit.model import Layer, Model
 from rnnaudit.truncation import WINDOW, Form
@@ -115,7 +117,7 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int], form: For
     """Put a truncated form where the layer's node was, under the names of the node's outputs."""
     site = layer.site
     assert site is not None
-    node = _find(model.graph, site.node)
+    node = find_node(model.graph, site.node)
     graph, x = node.graph, node.inputs[0]
     assert graph is not None
     assert x is not None
@@ -133,16 +135,12 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int], form: For
     graph.insert_before(node, emit.nodes)
     for value in emit.initializers:
         graph.register_initializer(value)
+    if form.name == "last":
+        _shorten(node, layer, site.layout)
     for old, new in zip(node.outputs, written, strict=True):
         if new is not None:
             _take_over(old, new)
     _remove(node)
-
-
-def _find(graph: ir.Graph, name: str) -> ir.Node:
-    """Return the recurrent node of this name, which may sit in a branch of an If."""
-    kinds = ("LSTM", "GRU", "RNN")
-    return next(n for n in graph.all_nodes() if n.name == name and n.op_type in kinds)
 
 
 def _computed(emit: Emitter, node: ir.Node, layer: Layer, layout: int) -> list[Start]:
@@ -235,6 +233,14 @@ def _written(emit: Emitter, states: LayerStates, output: int, layout: int) -> ir
     else:
         value, perm, name = states.final(emit, output - 1), [1, 0, 2], ("Y_h", "Y_c")[output - 1]
     return value if layout == 0 else emit.op("Transpose", value, name=name, perm=perm)
+
+
+def _shorten(node: ir.Node, layer: Layer, layout: int) -> None:
+    """Forget the shapes of what holds fewer steps from here on."""
+    readers = Readers()
+    readers.final_steps(node.outputs[0], layout, 4)
+    for value in readers.path:
+        value.shape = None
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:

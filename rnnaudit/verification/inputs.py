@@ -52,14 +52,18 @@ class Feed:
         return self.tried.batch * self.tried.length
 
 
-def lengths(depths: Iterable[int], *, traced: bool = True) -> tuple[int, ...]:
-    """Return the lengths to try for recurrences cut to these depths, ascending."""
+def lengths(
+    depths: Iterable[int], blocks: Iterable[int] = (), *, traced: bool = True
+) -> tuple[int, ...]:
+    """Return the lengths to try for recurrences cut to these depths in these blocks, ascending."""
     depths = set(depths)
     wanted = {1, *(WITHOUT_DEPTH if not depths else ()), *(() if traced else LONG)}
     for k in {min(depths), max(depths)} if depths else ():
         wanted |= {k - 1, k, k + 1}
     if depths:
         wanted.add(4 * max(depths))
+        for block in set(blocks) - {1}:  # one block, and a step or more beyond
+            wanted |= {max(depths) - 1 + block, max(depths) + block, max(depths) + 3 * block}
     return tuple(sorted(t for t in wanted if t >= 1))
 
 

@@ -30,6 +30,21 @@ AGREE = 1e-9
 """How far two float64 readings of the same weights may differ, relative to their size."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the candidate's recurrences are truncated, by ``Recurrence.label``.
+
+    ``blocks`` holds the steps between restarts of the state, 1 where none is named.
+    """
+
+    depths: Mapping[str, int]
+    blocks: Mapping[str, int]
+
+    def run(self, stack: Stack, x: Tensor) -> Tensor:
+        """Return the truncated stack's outputs [N, T, O] in float64."""
+        return cells.run_stack(stack, x, self.depths, self.blocks)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """What the original says to one feed.
@@ -78,13 +93,13 @@ def _cannot(message: str, advice: str) -> UnsupportedModelError:
 class Weights:
     """Stacks without a graph: ``x`` to ``y`` for one, ``name/x`` to ``name/y`` for several."""
 
-    def __init__(self, model: Model, candidate: Interface, depths: Mapping[str, int]) -> None:
+    def __init__(self, model: Model, candidate: Interface, cut: Cut) -> None:
         """Match the candidate's inputs and outputs with the stacks."""
         self.error = ""
-        self._depths = depths
+        self._cut = cut
         self._torch_difference: float | None = 0.0
         self._disagree = False
-        stacks, alone = _covered(model.stacks, candidate, depths)
+        stacks, alone = _covered(model.stacks, candidate, cut.depths)
         self._pairs = [(stack, *_stack_ports(stack, candidate, alone=alone)) for stack in stacks]
         self.slots = tuple(slot for _, slot, _ in self._pairs)
 
@@ -101,8 +116,8 @@ class Weights:
             y = cells.run_stack(stack, x)
             self._check(stack, x, y)
             full[output] = ordered(y.numpy(), slot.roles)
-            if self._depths:
-                cut[output] = ordered(cells.run_stack(stack, x, self._depths).numpy(), slot.roles)
+            if self._cut.depths:
+                cut[output] = ordered(self._cut.run(stack, x).numpy(), slot.roles)
         return Answer(full, full, cut)
 
     def _check(self, stack: Stack, x: Tensor, y: Tensor) -> None:
@@ -265,10 +280,10 @@ def _torch_weights(cell: Cell) -> Mapping[str, Tensor]:
 class Graph:
     """The given ONNX graph in ONNX Runtime, and our reading beside it where that covers it."""
 
-    def __init__(self, model: Model, candidate: Interface, depths: Mapping[str, int]) -> None:
+    def __init__(self, model: Model, candidate: Interface, cut: Cut) -> None:
         """Match the candidate's inputs and outputs with the graph's."""
         own = runtime.describe(model.path)
-        self._model, self._depths = model, depths
+        self._model, self._cut = model, cut
         self._inputs = _match(own.inputs, candidate.inputs, "input")
         self._outputs = _match(own.outputs, candidate.outputs, "output")
         unmet = [p.name for p in candidate.inputs if p.name not in self._inputs.values()]
@@ -328,7 +343,7 @@ class Graph:
         seen = found[self._site.x].astype(np.float64)
         x = torch.from_numpy(seen if self._site.layout == 1 else seen.swapaxes(0, 1).copy())
         full = _placed(stack, cells.run_stack(stack, x), outputs)
-        cut = _placed(stack, cells.run_stack(stack, x, self._depths), full) if self._depths else {}
+        cut = _placed(stack, self._cut.run(stack, x), full) if self._cut.depths else {}
         for name, y in full.items():
             difference = float(np.abs(y - outputs[name]).max(initial=0.0))
             self._reading_difference = max(self._reading_difference or 0.0, difference)

@@ -20,7 +20,7 @@ from rnnaudit.model import Model
 from rnnaudit.results import Equivalence
 from rnnaudit.verification.inputs import Box, Feed, feeds, lengths
 from rnnaudit.verification.judge import Tried, judge
-from rnnaudit.verification.originals import Answer, Graph, Original, Weights
+from rnnaudit.verification.originals import Answer, Cut, Graph, Original, Weights
 
 Array = np.ndarray[Any, Any]
 
@@ -73,10 +73,14 @@ def verify(
     budget = TIME_BUDGET if time_budget is None else _positive(time_budget, "the time budget")
     candidate, started = Path(candidate), time.perf_counter()
     interface = runtime.describe(candidate)
-    cut = _known(original, depths if depths is not None else _stored_depths(candidate))
-    source: Original = (Weights if original.graph is None else Graph)(original, interface, cut)
+    stored = _stored(candidate)
+    cut = _known(original, depths if depths is not None else stored.depths)
+    blocks = _known(original, stored.blocks)
+    source: Original = (Weights if original.graph is None else Graph)(
+        original, interface, Cut(cut, blocks)
+    )
     traced = original.graph is None or any(slot.traced for slot in source.slots)
-    wanted = lengths(cut.values(), traced=traced)
+    wanted = lengths(cut.values(), blocks.values(), traced=traced)
     boxes = {} if box is None else {s.name: box for s in source.slots if s.features == len(box[0])}
     todo = feeds(source.slots, wanted, data, seed, boxes)
     small = max(cut.values(), default=1) * sum(feed.cost for feed in todo) <= SMALL
@@ -116,8 +120,8 @@ def _positive(value: float, what: str) -> float:
     return value
 
 
-def _stored_depths(candidate: Path) -> Mapping[str, int]:
-    """Read the depths that ``truncate`` wrote into a model; empty in a model of other origin."""
+def _stored(candidate: Path) -> Cut:
+    """Read what ``truncate`` wrote into a model; empty in a model of other origin."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -125,18 +129,20 @@ def _stored_depths(candidate: Path) -> Mapping[str, int]:
         model = onnx.load(candidate, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise LoadError(f"an ONNX model was wanted, {candidate} cannot be read: {error}") from error
-    for entry in model.metadata_props:
-        if entry.key == "rnnaudit.depths":
-            try:
-                stored = json.loads(entry.value)
-                return {str(label): int(depth) for label, depth in stored.items()}
-            except (ValueError, AttributeError, TypeError):
-                return {}
-    return {}
+    stored = {entry.key: entry.value for entry in model.metadata_props}
+    return Cut(_sizes(stored.get("rnnaudit.depths")), _sizes(stored.get("rnnaudit.blocks")))
+
+
+def _sizes(text: str | None) -> Mapping[str, int]:
+    """Parse numbers by label; nothing where the text is not that."""
+    try:
+        return {str(label): int(size) for label, size in json.loads(text or "{}").items()}
+    except (ValueError, AttributeError, TypeError):
+        return {}
 
 
 def _known(original: Model, depths: Mapping[str, int]) -> Mapping[str, int]:
-    """Keep depths that this model can have had; another model's say nothing."""
+    """Keep depths or blocks that this model can have had; another model's say nothing."""
     labels = {r.label for r in original.recurrences()}
     return dict(depths) if set(depths) <= labels and all(k >= 1 for k in depths.values()) else {}
 

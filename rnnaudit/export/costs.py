@@ -1,0 +1,91 @@
+"""What each form costs: products, elementwise work, and a fixed price for every node.
+
+With w = k − 1 steps of warm-up, T steps and N sequences:
+
+    window    k (ν + T·N·r)            + T·N·d
+    chunk     (w + C) (ν + (B·N + 4) (r + d)),    B = ⌈(T − w)/C⌉ blocks
+    one block (w + m) (ν + (N + 4) (r + d))       for the outputs of the m final steps
+
+where ν is the price of a step's nodes, d and r that of a row's products with x and with h
+and of its functions; reading the weights costs as much as four more rows. The constants are
+those of ONNX Runtime on one core with AVX-512. They need to be right only in proportion:
+the smallest cost in C is wide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rnnaudit.model import Cell
+
+NODE = 4.0
+"""Microseconds until an operator has started, on all threads."""
+
+PRODUCT = 1e-5
+"""Microseconds of one multiplication or addition inside a matrix product."""
+
+FUNCTION = 5e-4
+"""Microseconds for one number of a gate, from pre-activation to state."""
+
+MEMORY = 2.5e-3
+"""The same where a layer of numbers does not fit into a core's cache."""
+
+CACHE = 2**18
+"""Numbers of a layer that do."""
+
+WEIGHTS = 4
+"""Rows whose products take as long as reading the weights."""
+
+LONGEST = 512
+"""Steps that a block may have: its graph grows with them."""
+
+_GATES = {"elman": 1, "gru": 3, "lstm": 4}
+_NODES = {"elman": 5, "gru": 16, "lstm": 17}
+_SHIFTS = {"elman": 2, "gru": 2, "lstm": 4}
+_OPERATOR = 3.0  # microseconds of a step inside the runtime's own operator
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs in microseconds of truncating one recurrence of a layer."""
+
+    cell: Cell
+    depth: int
+    keep_ops: bool = False
+
+    def window(self, steps: int, batch: int = 1) -> float:
+        """Return the cost of the window form."""
+        rows = steps * batch
+        nodes = NODE * (_NODES[self.cell.kind] + _SHIFTS[self.cell.kind])
+        return self.depth * (nodes + rows * self._recurrent(rows)) + rows * self._drive()
+
+    def chunk(self, steps: int, block: int, batch: int = 1) -> float:
+        """Return the cost of the chunk form with blocks of ``block`` steps."""
+        warm_up = self.depth - 1
+        rows = batch * max(1, math.ceil((steps - warm_up) / block))
+        nodes = _OPERATOR if self.keep_ops else NODE * _NODES[self.cell.kind]
+        return (warm_up + block) * (
+            nodes + (rows + WEIGHTS) * (self._recurrent(rows) + self._drive())
+        )
+
+    def best_block(self, steps: int, batch: int = 1) -> int:
+        """Return the C that costs least, among powers of two and their halfway points."""
+        sizes = sorted({c * 2**i for i in range(10) for c in (2, 3)} | {1})
+        return min(
+            (size for size in sizes if size <= LONGEST),
+            key=lambda size: self.chunk(steps, size, batch),
+        )
+
+    def _numbers(self) -> int:
+        """Return the pre-activations of one step."""
+        cell = self.cell
+        return _GATES[cell.kind] * max(cell.hidden_size, cell.state_size - cell.hidden_size)
+
+    def _drive(self) -> float:
+        return PRODUCT * 2 * self.cell.input_size * self._numbers()
+
+    def _recurrent(self, rows: int) -> float:
+        numbers = self._numbers()
+        each = FUNCTION if rows * numbers <= CACHE else MEMORY
+        return numbers * (PRODUCT * 2 * self.cell.hidden_size + each)
