@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,12 @@ from rnnaudit.certificates import (
 )
 from rnnaudit.data import Data
 from rnnaudit.depth import DepthStudy, Norm, measured_depth, pool, study_recurrence, study_stack
+from rnnaudit.errors import UsageError
 from rnnaudit.estimators import lambda_below, lyapunov, norm_curve
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
 from rnnaudit.results import (
+    EPSILONS,
     Depth,
     LowerBound,
     LyapunovExponent,
@@ -43,17 +46,35 @@ LAYERWISE = 8
 """How much dearer a layer by layer study is: each depth of its grid starts from nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the caller wants to know of a model."""
 
     eps: float
-    norm: Norm
-    epsilons: tuple[float, ...]
-    confidence: float
-    seed: int
-    time_budget: float | None
-    input_range: tuple[float, float] | None
+    norm: Norm = "max"
+    confidence: float = 0.95
+    seed: int = 0
+    time_budget: float | None = None
+    input_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense, whatever the model."""
+        eps, seconds = self.eps, self.time_budget
+        if not (eps > 0 and math.isfinite(eps)):
+            raise UsageError(
+                f"ε must be a positive finite number, got {eps}", help="for example 1e-3"
+            )
+        if self.norm not in ("max", "2"):
+            raise UsageError(f"the norm must be max or 2, got {self.norm!r}")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"the confidence must be between 0 and 1, got {self.confidence}")
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            raise UsageError(f"the time budget must be a positive number of seconds, got {seconds}")
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """Every ε that a report speaks of, largest first."""
+        return tuple(sorted({*EPSILONS, self.eps}, reverse=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

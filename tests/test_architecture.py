@@ -25,6 +25,7 @@ FLOORS = {
             ("truncation", "observe"),
             ("export", "examine"),
             ("planning",),
+            ("assembly", "trial"),
             ("api",),
             ("sweep", "integrations"),
             ("cli",),

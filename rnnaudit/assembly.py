@@ -1,0 +1,231 @@
+"""A report is put together: what was examined, planned and judged, as records of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rnnaudit.data import Data
+from rnnaudit.depth import curve, drift, warnings
+from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
+from rnnaudit.findings import finding
+from rnnaudit.model import Model
+from rnnaudit.planning import MARGIN, left_out
+from rnnaudit.results import (
+    EPSILONS,
+    Depth,
+    Equivalence,
+    Export,
+    Finding,
+    ModelInfo,
+    RecurrenceReport,
+    Report,
+    Skipped,
+    Verdict,
+)
+from rnnaudit.truncation import Plan
+from rnnaudit.versions import versions
+
+OF_MEASUREMENTS = frozenset({"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211"})
+"""Findings that weaken what is measured, and say nothing of what is proved."""
+
+
+def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Report:
+    """Write down what was examined: the recurrences whose label contains ``layer``, or all."""
+    model, settings = found.model, found.settings
+    recurrences = tuple(
+        _recurrence(found, each)
+        for label, each in found.recurrences.items()
+        if layer is None or layer in label
+    )
+    return Report(
+        model=_info(model),
+        settings=_record(settings, data, layer),
+        verdict=_overall([r.verdict for r in recurrences], model.skipped),
+        recurrences=recurrences,
+        eps=settings.eps,
+        norm=settings.norm,
+        depth=found.depth(settings.eps),
+        table=tuple(found.depth(eps) for eps in EPSILONS),
+        scope="end to end" if model.whole else "each stack's own output",
+        domain=found.domain,
+        data=found.seen.description,
+        tool=versions(),
+        skipped=model.skipped,
+        findings=(*model.findings, *found.seen.findings, *_remarks(found)),
+    )
+
+
+def of_truncation(
+    audited: Report,
+    plan: Plan,
+    *,
+    kept: Sequence[Skipped],
+    judged: Equivalence,
+    written: Export | None,
+) -> Report:
+    """Add to an audit's report what was cut, what stays as it is, and whether it holds."""
+    return replace(
+        audited,
+        skipped=(*audited.skipped, *kept),
+        findings=(*_bearing(audited.findings, plan), *_about(plan, judged)),
+        equivalence=judged,
+        export=written,
+    )
+
+
+def of_comparison(
+    original: Model,
+    candidate: str | Path,
+    judged: Equivalence,
+    settings: Settings,
+    *,
+    data: Data | None,
+) -> Report:
+    """Write down how two models compare; no recurrence was audited."""
+    return Report(
+        model=_info(original),
+        settings={**_record(settings, data, None), "candidate": str(candidate)},
+        verdict="undecided",
+        recurrences=(),
+        eps=settings.eps,
+        norm=settings.norm,
+        depth=Depth(settings.eps),
+        table=(),
+        scope="end to end",
+        domain="",
+        data="",
+        tool=versions(),
+        findings=_failures(judged),
+        equivalence=judged,
+    )
+
+
+def _info(model: Model) -> ModelInfo:
+    return ModelInfo(str(model.path), model.format, model.sha256)
+
+
+def _record(settings: Settings, data: Data | None, layer: str | None) -> dict[str, object]:
+    return {
+        "eps": settings.eps,
+        "seed": settings.seed,
+        "data": None if data is None else data.source,
+        "input_range": None if settings.input_range is None else list(settings.input_range),
+        "layer": layer,
+        "confidence": settings.confidence,
+        "time_budget": settings.time_budget,
+    }
+
+
+def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
+    """Write down one recurrence."""
+    recurrence, cell, settings = each.recurrence, each.recurrence.cell, found.settings
+    best = each.certificates.best
+    return RecurrenceReport(
+        name=recurrence.name,
+        cell=cell.kind,
+        input_size=cell.input_size,
+        hidden_size=cell.hidden_size,
+        direction=recurrence.direction,
+        layer=recurrence.layer,
+        verdict="stable" if best is not None and best.bound.value < 1 else "undecided",
+        cell_options=cell.options,
+        upper=None if best is None else best.bound,
+        no_proof=each.certificates.no_proof,
+        lower=each.lower,
+        norms=each.norms,
+        lyapunov=each.lyapunov,
+        depths=tuple(each.depth(eps, settings) for eps in settings.epsilons),
+        curve=curve(each.study),
+        spectral_norm=each.spectral_norm,
+        initial_state=recurrence.initial.describe(),
+    )
+
+
+def _overall(verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> Verdict:
+    """Join verdicts: one that is unstable decides, and a part not audited leaves all open."""
+    if "unstable" in verdicts:
+        return "unstable"
+    all_stable = bool(verdicts) and all(v == "stable" for v in verdicts)
+    return "stable" if all_stable and not skipped else "undecided"
+
+
+def _remarks(found: Examination) -> tuple[Finding, ...]:
+    """Say what a reader must know of the measurements."""
+    eps = found.settings.eps
+    remarks = []
+    if all(found.seen.synthetic):
+        remarks.append(
+            finding(
+                "RA205",
+                "inputs",
+                "no --data: every measured number is of synthetic inputs",
+            )
+        )
+    remarks += [
+        finding("RA211", stack.stack.name, _by_kind(stack, eps))
+        for stack in found.stacks
+        if left_out(found, stack, eps / MARGIN)
+    ]
+    for each in found.recurrences.values():
+        label = each.recurrence.label
+        measured = each.depth(eps, found.settings).measured
+        if measured is not None:
+            remarks += warnings(each.study, measured, eps, label)
+        drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
+        remarks += [drifting] if drifting is not None else []
+    return tuple(remarks)
+
+
+def _bearing(findings: Sequence[Finding], plan: Plan) -> tuple[Finding, ...]:
+    """Leave out what weakens measurements where the depth rests on a proof."""
+    if plan.evidence != "proved":
+        return tuple(findings)
+    return tuple(f for f in findings if f.id not in OF_MEASUREMENTS)
+
+
+def _by_kind(stack: ExaminedStack, eps: float) -> str:
+    """Say which kinds of synthetic inputs are forgotten, and within how many steps."""
+    needed: dict[str, list[int | None]] = {}
+    for kind, k in zip(stack.kinds, stack.study.needed(eps), strict=False):
+        needed.setdefault(kind, []).append(k)
+    known = {kind: [k for k in ks if k is not None] for kind, ks in needed.items()}
+    short = [f"{max(known[k])} on {k}" for k, ks in needed.items() if len(known[k]) == len(ks)]
+    long = [kind for kind, ks in needed.items() if len(known[kind]) < len(ks)]
+    beyond = f"longer than the sequences show on {', '.join(long)} inputs"
+    if not short:
+        return f"k({eps:g}) is {beyond}"
+    return f"k({eps:g}) is {', '.join(short)} inputs, {beyond}"
+
+
+def _about(plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
+    """Say on what a truncation rests, and whether it holds."""
+    weak = [t for t in plan.truncations if t.evidence != "proved"]
+    remarks = []
+    if weak:
+        kinds = {"synthetic": "synthetic inputs", "measured": "the data", "chosen": "your choice"}
+        sources = " and ".join(dict.fromkeys(kinds[t.evidence] for t in weak))
+        remarks.append(
+            finding(
+                "RA301",
+                weak[0].recurrence if len(weak) == 1 else "depths",
+                f"the depth rests on {sources}, not on a proof",
+            )
+        )
+    return (*remarks, *_failures(judged))
+
+
+def _failures(judged: Equivalence) -> tuple[Finding, ...]:
+    """Say that two models differ, or that they could not be compared."""
+    if judged.passed:
+        return ()
+    if judged.required_eps is None:
+        return (finding("RA304", "comparison", judged.reason or "nothing was compared"),)
+    return (
+        finding(
+            "RA303",
+            "comparison",
+            f"the largest error is {judged.required_eps:g}, more than ε = {judged.eps:g}",
+        ),
+    )

@@ -1,0 +1,146 @@
+"""A plan on trial: written, run beside the original on fresh inputs, described and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnnaudit import runtime
+from rnnaudit.data import Data
+from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.examine import Examination
+from rnnaudit.model import Model
+from rnnaudit.results import Equivalence, Export
+from rnnaudit.runtime import Interface
+from rnnaudit.truncation import Plan
+from rnnaudit.verification import verify
+from rnnaudit.verification.inputs import Box, probe_feeds
+from rnnaudit.verification.slots import of_graph, of_port
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Progress = Callable[[str, float], None]
+
+TRIES = 5
+"""How many plans are written and verified before a truncation is given up."""
+
+TIMED_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A plan, the graph that was written of it to ``file``, and how that compares."""
+
+    plan: Plan
+    graph: ir.Model
+    file: Path
+    judged: Equivalence
+
+
+def first_to_pass(
+    found: Examination,
+    candidates: Iterator[Plan],
+    file: Path,
+    *,
+    data: Data | None,
+    progress: Progress | None,
+) -> Trial:
+    """Write and verify plans until one passes; return the last that was tried where none does.
+
+    Args:
+        found: What was examined: the model, and the box of inputs that proofs cover.
+        candidates: At least one plan, in the order in which they deserve to be tried.
+        file: Where each is written, over the one before.
+        data: The user's sequences.
+        progress: Called with what is being done and the share that is done.
+    """
+    from rnnaudit import export
+
+    model, settings = found.model, found.settings
+    for number, plan in enumerate(islice(candidates, TRIES)):
+        if progress is not None:
+            progress("verifying" if number == 0 else "verifying a deeper truncation", 0.0)
+        graph = export.truncate_graph(model, plan.depths, metadata=plan.metadata(settings.eps))
+        export.write(graph, file)
+        judged = verify(
+            model,
+            file,
+            eps=settings.eps,
+            depths=plan.depths,
+            data=data,
+            # Fresh inputs: the depth was chosen on those of the audit's own seed.
+            seed=settings.seed + 1 + number,
+            time_budget=settings.time_budget,
+            box=_proved_box(found) if plan.evidence == "proved" else None,
+        )
+        if judged.passed:
+            break
+    return Trial(plan, graph, file, judged)
+
+
+def _proved_box(found: Examination) -> Box:
+    """Return the box of the first stack's inputs that proofs cover."""
+    low, high = found.domains[0].box(found.stacks[0].stack.input_size)
+    return low.numpy(), high.numpy()
+
+
+def describe(trial: Trial, model: Model, output: Path, *, seed: int) -> Export:
+    """Describe the written model as it stands at ``output``, and time it against the original."""
+    before, after = _original(model), runtime.describe(trial.file)
+    shape, feed = _timing_feed(model, after, seed)
+    size: int | None = None
+    times: list[float | None] = [None, None]
+    if before is not None:
+        size = len(before) if isinstance(before, bytes) else before.stat().st_size
+        _, first = _timing_feed(model, runtime.describe(before), seed)
+        times = runtime.latency([before, trial.file], [first, feed])
+    cut = [r for r in model.recurrences() if r.label in trial.plan.depths]
+    return Export(
+        path=str(output),
+        form="window",
+        truncations=trial.plan.truncations,
+        opset=trial.graph.opset_imports[""],
+        bytes_before=size,
+        bytes_after=trial.file.stat().st_size,
+        milliseconds_before=times[0],
+        milliseconds_after=times[1],
+        latency_shape=shape,
+        inputs=tuple((p.name, p.shape or (), p.dtype) for p in after.inputs),
+        outputs=tuple(p.name for p in after.outputs),
+        initial_state="; ".join(dict.fromkeys(r.initial.describe() for r in cut)),
+    )
+
+
+def _original(model: Model) -> Path | bytes | None:
+    """Return the original as ONNX: the file itself, or a graph of the weights that were read.
+
+    None where no ONNX operator has such a cell.
+    """
+    from rnnaudit import export
+
+    if model.graph is not None:
+        return model.path
+    try:
+        return export.serialize(export.assemble(model.stacks, {}, dtype=model.dtype))
+    except UnsupportedModelError:
+        return None
+
+
+def _timing_feed(
+    model: Model, interface: Interface, seed: int
+) -> tuple[str, Mapping[str, NDArray[np.generic]]]:
+    """Make one input of 256 steps, or of what the graph fixes, and name its size."""
+    slots = (
+        of_graph(model, interface)
+        if model.graph is not None
+        else tuple(of_port(port, ("time", "batch", None)) for port in interface.inputs)
+    )
+    feed = probe_feeds(slots, 1, TIMED_STEPS, seed)[0]
+    return f"batch {feed.tried.batch}, {feed.tried.length} steps", feed.values

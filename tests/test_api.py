@@ -1,0 +1,53 @@
+"""The public API refuses arguments that make no sense before any work is done."""
+
+import numpy as np
+import pytest
+import torch
+
+import rnnaudit
+from rnnaudit.errors import LoadError, UsageError
+
+
+@pytest.fixture
+def model(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "model.pt"
+    torch.save(torch.nn.RNN(2, 3).state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"eps": 0.0}, "ε must be a positive finite number, got 0.0"),
+        ({"eps": float("nan")}, "ε must be a positive finite number, got nan"),
+        ({"norm": "1"}, "the norm must be max or 2, got '1'"),
+        ({"confidence": 1.0}, "the confidence must be between 0 and 1, got 1.0"),
+        ({"time_budget": -1.0}, "the time budget must be a positive number of seconds, got -1.0"),
+        ({"layer": "nothing"}, r"--layer must be part of one of elman\[0\], got 'nothing'"),
+    ],
+)
+def test_an_audit_refuses_what_makes_no_sense(model, settings, words):
+    with pytest.raises(UsageError, match=words):
+        rnnaudit.audit(model, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"depth": 0}, "--depth must be at least 1, got 0"),
+        ({"max_depth": 0}, "--max-depth must be at least 1, got 0"),
+    ],
+)
+def test_a_truncation_refuses_a_depth_below_one(model, tmp_path, settings, words):
+    output = tmp_path / "out.onnx"
+    with pytest.raises(UsageError, match=words):
+        rnnaudit.truncate(model, output, **settings)
+    assert not output.exists()
+
+
+def test_data_may_be_a_path_of_either_kind(model, tmp_path):
+    np.save(tmp_path / "wide.npy", np.zeros((4, 9, 5)))
+    for data in (tmp_path / "wide.npy", str(tmp_path / "wide.npy")):
+        with pytest.raises(LoadError, match="must have 2 features per step, got 5"):
+            rnnaudit.audit(model, data=data)
