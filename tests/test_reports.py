@@ -23,8 +23,8 @@ from rich.cells import cell_len
 
 from rnnaudit.errors import LoadError
 from rnnaudit.reports import RENDERERS, JsonRenderer, TerminalRenderer, layout, numbers, wording
+from rnnaudit.reports.commands import shell, snippet
 from rnnaudit.reports.json import refusal, schema
-from rnnaudit.reports.terminal import shell, snippet
 from rnnaudit.results import Depth, Equivalence, Finding, Report
 from tests import reports_by_hand as by_hand
 

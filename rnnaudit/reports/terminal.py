@@ -6,16 +6,15 @@ red refuted or failed.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import PurePath
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from rnnaudit.reports import numbers, wording
+from rnnaudit.reports.commands import shell, snippet
 from rnnaudit.reports.layout import Column, Piece, flow, hang, table, to_str
 from rnnaudit.results import (
     Depth,
@@ -40,10 +39,6 @@ VERDICTS = {
     "FAIL": "bold red",
 }
 SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-
-_NUMPY = {"float": "float32", "double": "float64", "bool": "bool_"}
-_NAMED = 4  # more outputs than this get no names of their own
-_STEPS = 100  # of the sequence that the snippet runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,36 +356,6 @@ def _next(report: Report, width: int) -> Iterator[Text]:
         yield from _labelled("next:", [advice], width)
 
 
-def shell(command: Sequence[str], room: int) -> list[str]:
-    """Quote a command and break it into lines that a POSIX shell reads as one.
-
-    An option stays on one line with its value where both fit.
-    """
-    lines: list[str] = []
-    for word, following in pairwise([*command, ""]):
-        *full, last = _split(word, shlex.quote, room - 2)
-        ahead = cell_len(last)
-        if word.startswith("--") and following:
-            ahead += 1 + cell_len(shlex.quote(following))
-        if lines and not full and cell_len(lines[-1]) + 1 + ahead <= room - 2:
-            lines[-1] += f" {last}"
-            continue
-        if lines:
-            lines[-1] += " \\"
-        lines += [f"{part}\\" for part in full] + [last]
-    return lines
-
-
-def _split(word: str, quote: Callable[[str], str], room: int) -> list[str]:
-    """Quote a word in as many parts as ``room`` asks for; side by side they are the word."""
-    parts, rest = [], word
-    while cell_len(quote(rest)) > room and len(rest) > 1:
-        cut = next((i for i in range(len(rest) - 1, 1, -1) if cell_len(quote(rest[:i])) <= room), 1)
-        parts.append(quote(rest[:cut]))
-        rest = rest[cut:]
-    return [*parts, quote(rest)]
-
-
 def _remarks(report: Report, width: int) -> Iterator[Text]:
     for skipped in report.skipped:
         facts = [Text.assemble(_plain(skipped.where), ": ", _plain(skipped.reason))]
@@ -509,51 +474,3 @@ def _spans(before: float | None, after: float) -> list[Piece]:
         f"{numbers.seconds(before / 1e3, unit)} → {numbers.seconds(after / 1e3, unit)}",
         f"{ratio}× {'faster' if after <= before else 'slower'}",
     ]
-
-
-def snippet(export: Export, room: int) -> list[str]:
-    """Write three lines of Python that run the written file on zeros.
-
-    Long names are split over more lines, which Python reads as one.
-    """
-    inside = room - 5  # an indent and a comma
-    feeds = [_feed(name, _zeros(shape, dtype), inside) for name, shape, dtype in export.inputs]
-    outputs = [f"y{i or ''}" for i in range(len(export.outputs))]
-    left = ", ".join(outputs) + ("," if len(outputs) == 1 else "")
-    left = left if len(outputs) <= _NAMED else "outputs"
-    return [
-        "import numpy as np, onnxruntime as ort",
-        *_call(
-            "session = ort.InferenceSession(", [_split(export.path, _quoted, inside)], ")", room
-        ),
-        *_call(f"{left} = session.run(None, {{", feeds, "})", room),
-    ]
-
-
-def _feed(name: str, zeros: str, room: int) -> list[str]:
-    *parts, last = _split(name, _quoted, room - len(zeros) - 2)
-    return [*parts, f"{last}: {zeros}"]
-
-
-def _quoted(text: str) -> str:
-    simple = text.isprintable() and '"' not in text and "\\" not in text
-    return f'"{text}"' if simple else ascii(text)
-
-
-def _call(opening: str, arguments: Sequence[Sequence[str]], closing: str, room: int) -> list[str]:
-    """Set a call on one line where it fits, else each argument on its own lines."""
-    line = f"{opening}{', '.join(' '.join(parts) for parts in arguments)}{closing}"
-    if cell_len(line) <= room:
-        return [line]
-    lines = [part for parts in arguments for part in [*parts[:-1], f"{parts[-1]},"]]
-    return [opening, *(f"    {part}" for part in lines), closing]
-
-
-def _zeros(shape: Sequence[int | str], dtype: str) -> str:
-    sizes = [s if isinstance(s, int) else _example(s) for s in shape]
-    inside = ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "")
-    return f"np.zeros(({inside}), np.{_NUMPY.get(dtype, dtype)})"
-
-
-def _example(symbol: str) -> int:
-    return 1 if symbol.lower() in ("n", "b", "bs") or "batch" in symbol.lower() else _STEPS
