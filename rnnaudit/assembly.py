@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rnnaudit.data import Data
-from rnnaudit.depth import curve, drift, warnings
+from rnnaudit.evidence import caveats, curve, drift
 from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
@@ -172,7 +172,7 @@ def _remarks(found: Examination) -> tuple[Finding, ...]:
         label = each.recurrence.label
         measured = each.depth(eps, found.settings).measured
         if measured is not None:
-            remarks += warnings(each.study, measured, eps, label)
+            remarks += caveats(each.study, measured, eps, label)
         drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
         remarks += [drifting] if drifting is not None else []
     return tuple(remarks)

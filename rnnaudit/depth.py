@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from rnnaudit import cells
-from rnnaudit.model import Cell, Layer, LSTMCell, Readout, Recurrence, Stack
-from rnnaudit.results import EPSILONS, CurvePoint, Finding, MeasuredDepth
+from rnnaudit.model import Cell, Layer, Readout, Recurrence, Stack
+from rnnaudit.results import EPSILONS
 
 Norm = Literal["max", "2"]
 Progress = Callable[[float], None]
@@ -31,8 +31,6 @@ Progress = Callable[[float], None]
 MERGED = 1e-12
 # Layerwise studies of several layers stop here: each further depth starts again from 0.
 SETTLED = 1e-9
-
-FEW = 20  # below this, 95 % confidence allows 14 % of sequences to exceed ε
 
 _STAGE = 8  # sweeps that one block of restarts makes before the next block has its turn
 _BLOCK = 1 << 18  # numbers of a block's drive: it then stays in the cache
@@ -521,7 +519,7 @@ class _Layerwise:
         return torch.cat([d.true + d.gap(depth) for d in self._directions(layer, x)], dim=-1)
 
 
-def _grid(T: int) -> Iterator[int]:
+def grid(T: int) -> Iterator[int]:
     """Yield 0, 1, 2, 3, 4, 6, 8, 12, 16, … below T."""
     yield 0
     power = 1
@@ -549,7 +547,7 @@ def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -
 
     horizon = T
     going = torch.arange(N)
-    for depth in _grid(T):
+    for depth in grid(T):
         if table and how.clock.over():
             horizon = max(table)
             break
@@ -582,170 +580,4 @@ def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -
         norm=how.norm,
         floor=SETTLED,
         every_depth=depths == list(range(len(depths))),
-    )
-
-
-def exceed_probability(sequences: int, failures: int, confidence: float) -> float:
-    """Return the Clopper–Pearson upper bound on the share of sequences that exceed ε.
-
-    ``failures`` is how many of the measured sequences were allowed to exceed it, fixed
-    before the data were looked at (Clopper & Pearson, 1934); ties keep the bound valid.
-    """
-    if failures >= sequences:
-        return 1.0
-    if failures == 0:
-        return float(-math.expm1(math.log1p(-confidence) / sequences))
-    from scipy.stats import beta
-
-    return float(beta.ppf(confidence, failures + 1, sequences - failures))
-
-
-def allowed_failures(sequences: int, exceed: float, confidence: float) -> int | None:
-    """Return the most failures whose bound still is ≤ ``exceed``; None where none suffice."""
-    allowed = None
-    for failures in range(sequences):
-        if exceed_probability(sequences, failures, confidence) > exceed:
-            break
-        allowed = failures
-    return allowed
-
-
-def measured_depth(
-    study: DepthStudy,
-    eps: float,
-    *,
-    confidence: float = 0.95,
-    synthetic: bool = False,
-    failures: int = 0,
-) -> MeasuredDepth:
-    """Return the (n − r)-th smallest K_i(ε), r = ``failures`` fixed before looking.
-
-    With r = 0 that is the largest. Where it is longer than the data can show, ``k`` is
-    None and ``longer_than`` half of what those sequences were evaluated to.
-    """
-    needed = study.needed(eps)
-    n = len(needed)
-    known = sorted(k for k in needed if k is not None)
-    rank = n - failures
-    k = 0 if rank <= 0 else known[rank - 1] if rank <= len(known) else None
-    longer = None
-    if k is None:
-        halves = [h // 2 for need, h in zip(needed, study.horizons, strict=True) if need is None]
-        longer = sorted(halves, reverse=True)[failures]  # r + 1 sequences need more than this
-    return MeasuredDepth(
-        k=k,
-        longer_than=longer,
-        sequences=n,
-        exceed_probability=None if k is None else exceed_probability(n, failures, confidence),
-        confidence=confidence,
-        synthetic=synthetic,
-    )
-
-
-def curve(study: DepthStudy) -> tuple[CurvePoint, ...]:
-    """Return quantiles over sequences of the largest error, at a thinning set of depths.
-
-    A depth at which a sequence has no finite error, or was not evaluated, is left out.
-    """
-    shown = set(_grid(study.T)) | {study.depths[-1]} | set(range(17))
-    reach = min(h for h in study.horizons)
-    points = []
-    for i, k in enumerate(study.depths):
-        errors = study.errors[:, i]
-        if (k in shown or not study.every_depth) and k <= reach and bool(errors.isfinite().all()):
-            p50, p95 = torch.quantile(
-                errors, errors.new_tensor([0.5, 0.95]), interpolation="higher"
-            )
-            points.append(CurvePoint(k, float(p50), float(p95), float(errors.max())))
-    return tuple(points)
-
-
-def warnings(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) -> list[Finding]:
-    """Return what weakens a measured depth: few or short sequences, longer memory, a cut."""
-    found = []
-    n = measured.sequences
-    if measured.k is None:
-        found.append(
-            Finding(
-                "RA202",
-                "warning",
-                where,
-                f"k({eps:g}) is longer than the data show: more than {measured.longer_than} of "
-                f"{study.T} steps on at least one of {n} sequences",
-                "measure on longer sequences, or keep the recurrence",
-            )
-        )
-    elif min(study.lengths) < 2 * measured.k:
-        found.append(
-            Finding(
-                "RA204",
-                "warning",
-                where,
-                f"the shortest sequence has {min(study.lengths)} steps, fewer than twice the "
-                f"measured k({eps:g}) = {measured.k}",
-                "measure on longer sequences",
-            )
-        )
-    if n < FEW:
-        found.append(
-            Finding(
-                "RA203",
-                "warning",
-                where,
-                f"{n} sequence{'s' if n > 1 else ''}: at {measured.confidence:.0%} confidence "
-                f"up to {exceed_probability(n, 0, measured.confidence):.0%} of others may exceed ε",
-                f"measure on {FEW} sequences or more",
-            )
-        )
-    if not study.complete:
-        found.append(
-            Finding(
-                "RA208",
-                "warning",
-                where,
-                f"the time budget ended the study at depth {min(study.horizons)} of {study.T}",
-                "raise --time-budget, or measure on fewer or shorter sequences",
-            )
-        )
-    if not bool(study.errors[:, 0].isfinite().all()):
-        count = int((~study.errors[:, 0].isfinite()).sum())
-        found.append(
-            Finding(
-                "RA209",
-                "warning",
-                where,
-                f"states are not finite on {count} of {n} sequences: the model diverges there",
-                "look at the inputs' range, or stabilise the model",
-            )
-        )
-    return found
-
-
-def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
-    """Warn where an LSTM's c (the larger state) still grows at the end of x [N, T, I].
-
-    A unit drifts when its mean |c| over sequences rises through all four quarters, ends
-    above 1, and its last quarter exceeds its second by a fifth. K measured on such data
-    says little of longer data.
-    """
-    cell = recurrence.cell
-    T = x.shape[1]
-    if not isinstance(cell, LSTMCell) or T < 16:
-        return None
-    states = cells.trajectory(cell, cells.reads(recurrence, x), recurrence.initial.value)
-    level = states[..., cell.hidden_size :].abs().mean(0)
-    quarters = torch.stack([part.mean(0) for part in level.tensor_split(4)])
-    rises = (quarters.diff(dim=0) > 0).all(0)
-    drifting = rises & (quarters[3] > 1) & (quarters[3] > 1.2 * quarters[1])
-    if not bool(drifting.any()):
-        return None
-    unit = int(torch.where(drifting, quarters[3] - quarters[1], -math.inf).argmax())
-    return Finding(
-        "RA206",
-        "warning",
-        where,
-        f"{int(drifting.sum())} of {cell.cell_size} cell states still grow at the end of the "
-        f"data; |c| of unit {unit} goes from {float(quarters[1, unit]):.3g} in the second "
-        f"quarter to {float(quarters[3, unit]):.3g} in the last",
-        "measure on longer sequences: the depth may grow with them",
     )

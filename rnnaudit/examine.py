@@ -16,9 +16,10 @@ from rnnaudit.certificates import (
     certify_stack,
 )
 from rnnaudit.data import Data
-from rnnaudit.depth import DepthStudy, Norm, measured_depth, pool, study_recurrence, study_stack
+from rnnaudit.depth import DepthStudy, Norm, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import lambda_below, lyapunov, norm_curve
+from rnnaudit.evidence import measured_depth
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
 from rnnaudit.results import (

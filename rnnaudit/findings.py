@@ -71,7 +71,7 @@ FINDINGS: tuple[Known, ...] = (
     ),
     Known(
         "RA105",
-        "warning",
+        "error",
         "No recurrence was found",
         "the report says what was looked at",
     ),

@@ -20,6 +20,7 @@ from rnnaudit import cells, runtime
 from rnnaudit.data import UNNAMED, Data
 from rnnaudit.errors import LoadError
 from rnnaudit.estimators.probes import KINDS, synthetic
+from rnnaudit.findings import finding
 from rnnaudit.model import Model, Site, Stack
 from rnnaudit.results import Finding
 from rnnaudit.verification.inputs import data_feeds, probe_feeds
@@ -156,9 +157,8 @@ def _given(
     groups = by_length([torch.as_tensor(x, dtype=torch.float64) for x in data.inputs[name]])
     if len(model.stacks) == 1:
         return {0: groups}, ()
-    note = Finding(
+    note = finding(
         "RA207",
-        "note",
         model.stacks[fitting[0]].name,
         f"the data were given to {model.stacks[fitting[0]].name}; "
         "the other stacks were measured on synthetic inputs",
@@ -199,12 +199,8 @@ def _captured(
 
 
 def _not_seen(where: str, reason: str) -> Finding:
-    return Finding(
-        "RA210",
-        "warning",
-        where,
-        f"{reason}, so {where} was measured on synthetic inputs of its own",
-        "the numbers hold for such inputs only; give --data of the graph's own kind",
+    return finding(
+        "RA210", where, f"{reason}, so {where} was measured on synthetic inputs of its own"
     )
 
 

@@ -22,7 +22,7 @@ FLOORS = {
             ("cells", "norms", "runtime", "runtime_child", "loaders", "data"),
             ("certificates", "estimators"),
             ("depth", "stabilize", "verification"),
-            ("truncation", "observe"),
+            ("truncation", "observe", "evidence"),
             ("export", "examine"),
             ("planning",),
             ("assembly", "trial"),
@@ -185,6 +185,15 @@ def test_ids_are_unique_ordered_and_explained():
         assert not entry.title.endswith(".")
         assert entry.help, entry.id
         assert known(entry.id) is entry
+
+
+@pytest.mark.parametrize(("path", "tree"), trees())
+def test_findings_are_made_by_the_registry_only(path, tree):
+    if room(path) == "findings":
+        return
+    for node in ast.walk(tree):
+        made = isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Finding"
+        assert not made, f"{name(path)}:{node.lineno} makes a Finding; call findings.finding"
 
 
 def test_a_finding_takes_severity_and_help_from_its_registration():

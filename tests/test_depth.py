@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnnaudit import cells, depth
+from rnnaudit import cells, depth, evidence
 from rnnaudit.model import (
     RELU,
     Activation,
@@ -176,7 +176,7 @@ def test_both_directions_are_each_truncated_to_the_same_depth(seed, kind, layers
     study = depth.study_stack(stack, x)
     full = cells.run_stack(stack, x)
     assert study.every_depth or layers == 2
-    grid = set(depth._grid(16)) if layers == 2 else set(study.depths)
+    grid = set(depth.grid(16)) if layers == 2 else set(study.depths)
     for k in grid & set(study.depths):
         cut = cells.run_stack(stack, x, {r.label: k for r in stack.recurrences()})
         error = (cut - full).abs().amax((1, 2))
@@ -193,7 +193,7 @@ def test_a_grid_of_depths_is_refined_to_the_step(seed):
     study = depth.study_stack(stack, x, epsilons=EPSILONS[:2])
     full = cells.run_stack(stack, x)
     for eps in EPSILONS[:2]:
-        k = depth.measured_depth(study, eps).k
+        k = evidence.measured_depth(study, eps).k
         if k:
             assert {k - 1, k} <= set(study.depths)
             cut = [
@@ -210,7 +210,7 @@ def test_a_leaky_integrator_needs_exactly_what_its_geometric_series_says(decay, 
     study = depth.study_recurrence(recurrence(cell), torch.ones(1, T, 1, dtype=torch.float64))
     # In the limit the error is λ^k/(1 − λ); at T it is smaller by λ^T, which does not matter here.
     assert k == math.ceil(math.log(1 / ((1 - decay) * 1e-3)) / math.log(1 / decay))
-    assert depth.measured_depth(study, 1e-3).k == k
+    assert evidence.measured_depth(study, 1e-3).k == k
 
 
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 6))
@@ -221,13 +221,13 @@ def test_a_strictly_triangular_weight_is_exact_at_its_size(seed, n):
     study = depth.study_recurrence(
         recurrence(ElmanCell(W, draw(rng, n, 2), draw(rng, n))), draw(rng, 3, 30, 2)
     )
-    assert depth.measured_depth(study, 1e-14).k <= n
+    assert evidence.measured_depth(study, 1e-14).k <= n
     if n > 1:
         W[1:, :-1].diagonal().fill_(2.0)
         study = depth.study_recurrence(
             recurrence(ElmanCell(W, torch.ones(n, 1).double(), draw(rng, n))), draw(rng, 9, 30, 1)
         )
-        assert depth.measured_depth(study, 1e-14).k == n
+        assert evidence.measured_depth(study, 1e-14).k == n
 
 
 def latch():
@@ -239,7 +239,7 @@ def latch():
 def test_a_latch_is_longer_than_the_data():
     x = torch.zeros(4, 200, 1, dtype=torch.float64)
     x[:, 0] = 1.0
-    measured = depth.measured_depth(depth.study_recurrence(latch(), x), 1e-3)
+    measured = evidence.measured_depth(depth.study_recurrence(latch(), x), 1e-3)
     assert measured.k is None
     assert measured.longer_than == 100
     assert measured.exceed_probability is None
@@ -256,16 +256,16 @@ def test_an_error_of_zero_at_depth_zero_does_not_excuse_the_depths_after_it():
     x[:, 1:10, 1] = 1.0
     study = depth.study_recurrence(recurrence(cell), x, readout=readout)
     assert study.errors[0].tolist() == [0.0] + 9 * [1.0]
-    assert depth.measured_depth(study, 0.5).k == 10
+    assert evidence.measured_depth(study, 0.5).k == 10
 
 
 def test_one_step_of_data_shows_at_most_depth_zero():
     r = latch()
     study = depth.study_recurrence(r, torch.ones(2, 1, 1, dtype=torch.float64))
     assert study.errors.shape == (2, 1)
-    assert depth.measured_depth(study, 1e-3).longer_than == 0
+    assert evidence.measured_depth(study, 1e-3).longer_than == 0
     nothing = depth.study_recurrence(r, torch.zeros(2, 1, 1, dtype=torch.float64))
-    assert depth.measured_depth(nothing, 1e-3).k == 0
+    assert evidence.measured_depth(nothing, 1e-3).k == 0
 
 
 def test_a_model_that_overflows_has_no_depth_and_says_so():
@@ -275,11 +275,11 @@ def test_a_model_that_overflows_has_no_depth_and_says_so():
     x = torch.ones(2, 40, 1, dtype=torch.float64)
     x[1] = 0.0
     study = depth.study_recurrence(recurrence(cell), x)
-    measured = depth.measured_depth(study, 1e-3)
+    measured = evidence.measured_depth(study, 1e-3)
     assert measured.k is None
     assert study.needed(1e-3) == (None, 0)
-    assert depth.curve(study) == ()
-    assert "RA209" in {f.id for f in depth.warnings(study, measured, 1e-3, "r")}
+    assert evidence.curve(study) == ()
+    assert "RA209" in {f.id for f in evidence.caveats(study, measured, 1e-3, "r")}
 
 
 def test_a_spent_budget_is_labelled_and_claims_half_of_what_it_saw():
@@ -289,9 +289,9 @@ def test_a_spent_budget_is_labelled_and_claims_half_of_what_it_saw():
     assert not study.complete
     (horizon,) = set(study.horizons)
     assert horizon < 4000
-    measured = depth.measured_depth(study, 1e-3)
+    measured = evidence.measured_depth(study, 1e-3)
     assert measured.longer_than == horizon // 2
-    assert "RA208" in {f.id for f in depth.warnings(study, measured, 1e-3, "r")}
+    assert "RA208" in {f.id for f in evidence.caveats(study, measured, 1e-3, "r")}
 
 
 def test_groups_of_sequences_change_nothing(monkeypatch):
@@ -339,14 +339,14 @@ def test_the_two_norm_is_over_output_units():
 
 
 def test_confidence_is_clopper_and_pearson():
-    assert depth.exceed_probability(77, 0, 0.95) == pytest.approx(1 - 0.05 ** (1 / 77))
-    assert depth.exceed_probability(10, 10, 0.95) == 1.0
+    assert evidence.exceed_probability(77, 0, 0.95) == pytest.approx(1 - 0.05 ** (1 / 77))
+    assert evidence.exceed_probability(10, 10, 0.95) == 1.0
     # The bound's own definition: at p, r or fewer failures have probability 1 − confidence.
-    p = depth.exceed_probability(50, 2, 0.95)
+    p = evidence.exceed_probability(50, 2, 0.95)
     tail = sum(math.comb(50, j) * p**j * (1 - p) ** (50 - j) for j in range(3))
     assert tail == pytest.approx(0.05)
-    assert depth.allowed_failures(50, p, 0.95) == 2
-    assert depth.allowed_failures(5, 0.1, 0.95) is None
+    assert evidence.allowed_failures(50, p, 0.95) == 2
+    assert evidence.allowed_failures(5, 0.1, 0.95) is None
 
 
 @pytest.mark.parametrize("failures", [0, 1, 3])
@@ -360,7 +360,7 @@ def test_the_stated_confidence_holds_over_simulated_audits(failures):
         K = (torch.rand(n, generator=rng).log() / math.log(p)).long().clamp(max=200)
         errors = (torch.arange(201) < K.unsqueeze(1)).double()
         study = depth.DepthStudy(errors, tuple(range(201)), (1000,) * n, (1000,) * n)
-        measured = depth.measured_depth(study, 0.5, failures=failures)
+        measured = evidence.measured_depth(study, 0.5, failures=failures)
         exceeding = p ** (measured.k + 1)  # P(K > k)
         misses += exceeding > measured.exceed_probability
     assert misses <= 0.05 * audits + 2 * math.sqrt(0.05 * 0.95 * audits)
@@ -370,13 +370,13 @@ def test_warnings_name_what_weakens_a_depth():
     rng = torch.Generator().manual_seed(8)
     r = recurrence(random_cell("gru", 2, 5, rng, 0.6), rng)
     study = depth.study_recurrence(r, draw(rng, 3, 400, 2))
-    found = depth.warnings(study, depth.measured_depth(study, 1e-3), 1e-3, "r")
+    found = evidence.caveats(study, evidence.measured_depth(study, 1e-3), 1e-3, "r")
     assert [f.id for f in found] == ["RA203"]
     assert "63% of others" in found[0].message
     x = torch.zeros(30, 20, 1, dtype=torch.float64)
     x[:, 0] = 1.0
     study = depth.study_recurrence(latch(), x)
-    found = depth.warnings(study, depth.measured_depth(study, 1e-3), 1e-3, "r")
+    found = evidence.caveats(study, evidence.measured_depth(study, 1e-3), 1e-3, "r")
     assert [f.id for f in found] == ["RA202"]
     assert "more than 10 of 20 steps" in found[0].message
 
@@ -388,10 +388,10 @@ def test_a_counter_drifts_and_a_default_lstm_does_not():
         torch.tensor([3.0, 9.0, 3.0, 0.0]).double(),
     )
     x = torch.zeros(2, 200, 1, dtype=torch.float64)
-    found = depth.drift(recurrence(count), x, "lstm")
+    found = evidence.drift(recurrence(count), x, "lstm")
     assert found is not None
     assert found.id == "RA206"
     rng = torch.Generator().manual_seed(9)
     calm = random_cell("lstm", 1, 6, rng, 0.3)
-    assert depth.drift(recurrence(calm), draw(rng, 4, 200, 1), "lstm") is None
-    assert depth.drift(latch(), x, "rnn") is None
+    assert evidence.drift(recurrence(calm), draw(rng, 4, 200, 1), "lstm") is None
+    assert evidence.drift(latch(), x, "rnn") is None

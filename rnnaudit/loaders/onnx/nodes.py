@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.errors import LoadError
+from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.onnx.activations import resolve
 from rnnaudit.loaders.onnx.reading import Array
@@ -98,9 +99,8 @@ class _Reader:
         index = _INPUTS[self.op].index(name) if name in _INPUTS[self.op] else len(self.node.inputs)
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
-    def note(self, id_: str, message: str, help_: str = "") -> None:
-        severity = "note" if id_ in _NOTES else "warning"
-        self.findings.append(Finding(id_, severity, self.name, message, help_))  # type: ignore[arg-type]
+    def note(self, id_: str, message: str) -> None:
+        self.findings.append(finding(id_, self.name, message))
 
     def weight(self, name: str) -> Array | None:
         """Return a weight's values in float64, or None where the node has no such input."""
@@ -128,9 +128,6 @@ class _Reader:
         if found is not None and found.shape != shape:
             raise Refused(f"{name} must have shape {shape}, got {found.shape}")
         return found
-
-
-_NOTES = frozenset({"RA114"})
 
 
 def _not_constant(name: str, value: ir.Value) -> str:
@@ -181,11 +178,7 @@ def read(node: ir.Node, wiring: Wiring, name: str, scope: str, opset: int) -> Re
     if layout not in {0, 1}:
         raise Refused(f"layout must be 0 or 1, got {layout}")
     if layout == 1:
-        reader.note(
-            "RA112",
-            "layout = 1 (batch first): ONNX Runtime refuses to run such a node",
-            "export with layout = 0 and transposes around it",
-        )
+        reader.note("RA112", "layout = 1 (batch first): ONNX Runtime refuses to run such a node")
     if reader.input("sequence_lens") is not None:
         _lengths(reader)
     states = _states(reader, len(reversed_), weights.R.shape[2], layout)
@@ -323,7 +316,6 @@ def _functions(reader: _Reader, directions: int) -> tuple[tuple[Activation, ...]
             f"{', '.join(dict.fromkeys(resolved.disputed))} without activation_alpha or "
             "activation_beta: ONNX Runtime takes 0 and is followed here, the operator's own "
             "default is another",
-            "write alpha and beta into the node",
         )
     return resolved.directions
 
@@ -339,7 +331,6 @@ def _clip(reader: _Reader) -> float | None:
             "RA110",
             f"clip = {clip:g}: the operator's text also clips the cell state before the last "
             "activation; ONNX Runtime does not and is followed here",
-            "other runtimes may give other outputs",
         )
     return clip
 
@@ -360,22 +351,22 @@ def _lengths(reader: _Reader) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """One initial state; ``note`` is a finding's id, text (naming ``input``) and help."""
+    """One initial state; ``note`` is a finding's id and text, ``{}`` where ``input`` belongs."""
 
     input: str
     rows: Array  # [D, H]
     source: str
     name: str | None = None
-    note: tuple[str, str, str] | None = None
+    note: tuple[str, str] | None = None
 
 
 def _states(reader: _Reader, directions: int, hidden: int, layout: int) -> list[InitialState]:
     parts = [_state(reader, "initial_h", directions, hidden, layout)]
     if reader.op == "LSTM":
         parts.append(_state(reader, "initial_c", directions, hidden, layout))
-    for id_, text, help_ in dict.fromkeys(part.note for part in parts if part.note):
-        which = [part.input for part in parts if part.note == (id_, text, help_)]
-        reader.note(id_, text.replace("{}", " and ".join(which), 1), help_)
+    for id_, text in dict.fromkeys(part.note for part in parts if part.note):
+        which = [part.input for part in parts if part.note == (id_, text)]
+        reader.note(id_, text.replace("{}", " and ".join(which), 1))
     source = next(
         (s for s in ("computed", "graph input", "constant") if any(p.source == s for p in parts)),
         "zero",
@@ -410,18 +401,15 @@ def _state(reader: _Reader, name: str, directions: int, hidden: int, layout: int
         raise Refused(f"{name} must have shape ({directions}, batch, {hidden}), got {core.shape}")
     if batch == 0 or not (core == core[:, :1]).all():
         text = "{} " + f"stored with another state for each of {batch} batch rows; zero is assumed"
-        return _State(name, zero, "computed", name, ("RA115", text, _FROM_ZERO))
+        return _State(name, zero, "computed", name, ("RA115", text))
     x = reader.known.layout(reader.input("X"), rank=3)
     free = x is None or not isinstance(length(x.axes[0 if layout else 1]), int)
     note = None
     if free and (batch > 1 or not isinstance(known, Spread)):
         text = f"the batch size is fixed at {batch} by {{}}, stored in the model"
-        note = ("RA114", text, "export without an initial state for a free batch size")
+        note = ("RA114", text)
     rows = np.broadcast_to(core[:, 0], (directions, hidden)).copy()
     return _State(name, rows, "constant" if rows.any() else "zero", note=note)
-
-
-_FROM_ZERO = "depths hold for runs that start from zero"
 
 
 def _unknown_state(reader: _Reader, name: str, value: ir.Value, zero: Array) -> _State:
@@ -432,7 +420,7 @@ def _unknown_state(reader: _Reader, name: str, value: ir.Value, zero: Array) -> 
         return _State(name, zero, "graph input", ", ".join(_name_of(root) for root in sources))
     makers = sorted({_maker(root) for root in sources if root.producer() is not None})
     text = "{} " + f"computed inside the model (from {listed(makers)}); zero is assumed"
-    return _State(name, zero, "computed", name, ("RA115", text, _FROM_ZERO))
+    return _State(name, zero, "computed", name, ("RA115", text))
 
 
 def _maker(value: ir.Value) -> str:
