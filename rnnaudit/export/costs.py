@@ -2,12 +2,12 @@
 
 With w = k − 1 steps of warm-up, T steps and N sequences:
 
-    window    k (ν + T·N·r)            + T·N·d
+    window    k (ν + T·N·r) + w σ + T·N·d
     chunk     (w + C) (ν + (B·N + 4) (r + d)),    B = ⌈(T − w)/C⌉ blocks
-    one block (w + m) (ν + (N + 4) (r + d))       for the outputs of the m final steps
 
-where ν is the price of a step's nodes, d and r that of a row's products with x and with h
-and of its functions; reading the weights costs as much as four more rows. The constants are
+where ν is the price of a step's nodes and σ that of a shift's, d and r those of a row's
+product with x and of its product with h and its functions; reading the weights costs as much
+as four more rows. The last form is a chunk of few steps. The constants are
 those of ONNX Runtime on one core with AVX-512. They need to be right only in proportion:
 the smallest cost in C is wide.
 """
@@ -57,8 +57,9 @@ class Costs:
     def window(self, steps: int, batch: int = 1) -> float:
         """Return the cost of the window form."""
         rows = steps * batch
-        nodes = NODE * (_NODES[self.cell.kind] + _SHIFTS[self.cell.kind])
-        return self.depth * (nodes + rows * self._recurrent(rows)) + rows * self._drive()
+        steps_cost = self.depth * (NODE * _NODES[self.cell.kind] + rows * self._recurrent(rows))
+        shifts = (self.depth - 1) * NODE * _SHIFTS[self.cell.kind]
+        return steps_cost + shifts + rows * self._drive()
 
     def chunk(self, steps: int, block: int, batch: int = 1) -> float:
         """Return the cost of the chunk form with blocks of ``block`` steps."""
