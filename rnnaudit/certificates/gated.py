@@ -105,7 +105,11 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
 
 
 def _reach(value: float, gate: str) -> str:
-    return f"{gate} can reach {min(value, 1.0):.4g}"
+    for digits in range(4, 16):
+        text = f"{min(value, 1.0):.{digits}g}"
+        if text != "1" or value >= 1:
+            break
+    return f"{gate} can reach {text}"
 
 
 @prove.register(LSTMCell)

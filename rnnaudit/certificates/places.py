@@ -151,12 +151,12 @@ def reachable_box(cell: LSTMCell | GRUCell, x: Interval, start: Tensor) -> Inter
     if box.finite:
         return box
     box = Interval.point(start)
-    for _ in range(20 * _ROUNDS):
+    for _ in range(_ROUNDS):
         larger = image(box)
         if larger.inside(box):
             return box
         if not larger.finite or float(larger.size.max()) > 1e9:
             break
         middle, half = (larger.lo + larger.hi) / 2, (larger.hi - larger.lo) / 2
-        box = box.hull(Interval(middle - half * 1.0001 - 1e-9, middle + half * 1.0001 + 1e-9))
+        box = box.hull(Interval(middle - half * 1.02 - 1e-9, middle + half * 1.02 + 1e-9))
     return everything

@@ -1,0 +1,155 @@
+"""Proofs of gated cells: closed forms, counterexamples that must fail, and attacks."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnnaudit.cells import step
+from rnnaudit.certificates import Domain, certify
+from rnnaudit.certificates.gated import comparison_matrix
+from rnnaudit.certificates.intervals import Interval
+from rnnaudit.certificates.loops import gru_loop, gru_sectors, lstm_loop, lstm_sectors
+from rnnaudit.certificates.places import gru_place, lstm_place, reachable_box
+from rnnaudit.model import GRUCell, LSTMCell
+
+from .attacks import REPEAT, attack, inputs, reached
+from .strategies import cells, generator, normal, random_cell, random_states, recurrence, seeds
+
+
+def default(kind, inputs_, hidden, scale, seed=0):
+    torch.manual_seed(seed)
+    module = getattr(torch.nn, kind)(inputs_, hidden).double()
+    U, W = module.weight_hh_l0.detach() * scale, module.weight_ih_l0.detach() * scale
+    b, c = module.bias_ih_l0.detach() * scale, module.bias_hh_l0.detach() * scale
+    return recurrence(LSTMCell(W, U, b + c) if kind == "LSTM" else GRUCell(W, U, b, c))
+
+
+def bistable():
+    """One GRU unit that passes a published condition for the other reset form, and latches."""
+    zero = torch.zeros(3, 1, dtype=torch.float64)
+    U = torch.tensor([[5.0], [0.0], [0.1]], dtype=torch.float64)
+    b = torch.tensor([0.0, -4.0, -4.0], dtype=torch.float64)
+    return GRUCell(zero, U, b, torch.tensor([0.0, 0.0, 8.0], dtype=torch.float64))
+
+
+@given(seed=seeds, hidden=st.integers(1, 5))
+@settings(max_examples=15)
+def test_an_lstm_without_weights_forgets_at_its_forget_gate(seed, hidden):
+    b = normal(generator(seed), 4 * hidden)
+    cell = LSTMCell(
+        torch.zeros(4 * hidden, 2).double(), torch.zeros(4 * hidden, hidden).double(), b
+    )
+    exact = float(torch.sigmoid(b[hidden : 2 * hidden]).max())
+    proofs = certify(recurrence(cell), Domain())
+    rate = min(c.bound.value for c in proofs.certificates)
+    assert exact <= rate <= exact + 1e-12
+
+
+def test_the_bistable_gru_is_bistable_and_not_certified():
+    cell = bistable()
+    x = torch.zeros(2, 1, dtype=torch.float64)
+    s = torch.tensor([[-0.99], [0.99]], dtype=torch.float64)
+    for _ in range(2000):
+        s = step(cell, s, x)
+    assert s.flatten().tolist() == pytest.approx([-0.99925, 0.99939], abs=1e-5)
+    for start in (-0.99, 0.0, 0.99):
+        proofs = certify(recurrence(cell, torch.tensor([start]).double()), Domain(0, 0, "x = 0"))
+        assert proofs.best is None
+        assert proofs.depth(0.5) is None
+
+
+def test_a_gate_that_holds_is_named_as_the_reason():
+    cell = random_cell(0, "lstm", 4, 2, 0.1)
+    cell.b[4:8] = 8.0
+    reason = certify(recurrence(cell), Domain()).no_proof.reason
+    assert reason.startswith("forget gate can reach 0.999")
+    assert reason.endswith("for |x| ≤ 1")
+
+
+def test_any_input_at_all_leaves_a_gate_open():
+    cell = random_cell(0, "lstm", 4, 2, 0.1)
+    proofs = certify(recurrence(cell), Domain(-math.inf, math.inf, "any input"))
+    assert "forget gate can reach 1 for any input" in proofs.no_proof.reason
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("LSTM", 0.76), ("GRU", 0.70)])
+def test_a_default_cell_scaled_to_a_fifth_is_proved(kind, rate):
+    proofs = certify(default(kind, 16, 64, 0.2), Domain())
+    assert proofs.best.bound.value <= rate
+
+
+@given(cell=cells(kinds=("gru", "lstm")), seed=seeds)
+@settings(max_examples=40 * REPEAT)
+def test_the_entrywise_bound_holds_for_pairs_anywhere_in_a_box(cell, seed):
+    """|φ(a, x) − φ(b, x)| ≤ M |a − b| for the loop's multipliers over any box of states."""
+    rng = generator(seed)
+    radius = normal(rng, cell.state_size).abs()
+    box = Interval(-radius, radius)
+    x_box = Interval(-torch.ones(cell.input_size).double(), torch.ones(cell.input_size).double())
+    P = cell.hidden_size
+    if isinstance(cell, GRUCell):
+        place = gru_place(cell, x_box, box)
+        loops = [
+            (gru_loop(cell, mixed=mixed), gru_sectors(cell, place, place, mixed=mixed))
+            for mixed in (False, True)
+        ]
+    else:
+        h, c = Interval(box.lo[:P], box.hi[:P]), Interval(box.lo[P:], box.hi[P:])
+        place = lstm_place(cell, x_box, h, c)
+        loops = [(lstm_loop(cell), lstm_sectors(cell, place, place))]
+    a, b = (radius * (2 * torch.rand(64, len(radius), generator=rng).double() - 1) for _ in "ab")
+    x = 2 * torch.rand(64, cell.input_size, generator=rng).double() - 1
+    moved = (step(cell, a, x) - step(cell, b, x)).abs()
+    for loop, sector in loops:
+        if sector is None:
+            continue
+        bound = (a - b).abs() @ comparison_matrix(loop, sector).mT
+        assert (moved <= bound * (1 + 1e-9) + 1e-12).all()
+
+
+@given(cell=cells(kinds=("gru", "lstm")), seed=seeds, low=st.floats(-2, 0), high=st.floats(0, 2))
+@settings(max_examples=25 * REPEAT)
+def test_no_reached_state_leaves_the_box(cell, seed, low, high):
+    rng = generator(seed)
+    domain = Domain(low, high, "a range")
+    r = recurrence(cell, random_states(seed, cell))
+    box = reachable_box(cell, Interval(*domain.box(cell.input_size)), r.initial.value)
+    s = reached(r, domain, rng, 30)
+    if not box.finite:  # the states of an unbounded activation may run away
+        return
+    assert (s >= box.lo - 1e-12).all()
+    assert (s <= box.hi + 1e-12).all()
+
+
+@given(cell=cells(kinds=("gru", "lstm"), max_hidden=4), seed=seeds, scale=st.floats(0, 1))
+@settings(max_examples=10 * REPEAT)
+def test_no_attack_beats_a_proof(cell, seed, scale):
+    rng = generator(seed)
+    domain = Domain(-scale, scale, "a range")
+    r = recurrence(cell, random_states(seed, cell, scale=0.5))
+    attack(r, domain, rng, certify(r, domain))
+
+
+@given(
+    seed=seeds,
+    kind=st.sampled_from(["gru", "lstm"]),
+    gain=st.floats(0.01, 0.6),
+    reset_after=st.booleans(),
+)
+@settings(max_examples=10 * REPEAT)
+def test_no_attack_beats_a_proof_where_proofs_are_found(seed, kind, gain, reset_after):
+    rng = generator(seed)
+    options = {"reset_after": reset_after} if kind == "gru" else {}
+    r = recurrence(random_cell(seed, kind, 5, 2, gain, **options))
+    domain = Domain(-0.3, 0.3, "|x| ≤ 0.3")
+    attack(r, domain, rng, certify(r, domain))
+
+
+def test_inputs_stay_in_the_domain():
+    x = inputs(generator(0), Domain(-0.5, 0.25, "a range"), 3, 9, 5)
+    assert x.shape == (9, 5, 3)
+    assert float(x.min()) >= -0.5
+    assert float(x.max()) <= 0.25
