@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnnaudit.loaders.onnx.values import Knowledge, Size, Spread, length
+from rnnaudit.loaders.onnx.axes import Size, length
+from rnnaudit.loaders.onnx.contents import Spread
+from rnnaudit.loaders.onnx.values import Knowledge
 
 DIMS = {"X:0": 6, "X:1": 2, "X:2": 3}
 

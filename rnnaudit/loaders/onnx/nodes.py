@@ -21,10 +21,11 @@ from rnnaudit.errors import LoadError
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.onnx.activations import resolve
+from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
+from rnnaudit.loaders.onnx.contents import Spread
 from rnnaudit.loaders.onnx.reading import Array
 from rnnaudit.loaders.onnx.refusal import Refused
-from rnnaudit.loaders.onnx.values import Atom as NamedAxis
-from rnnaudit.loaders.onnx.values import Axis, Knowledge, Layout, Spread, axis, length
+from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import (
     Activation,
@@ -210,8 +211,8 @@ def _placed(reader: _Reader, layer: Layer, layout: int, findings: tuple[Finding,
         raise Refused(f"X has {width} features, W reads {layer.input_size}")
     time, batch = x.axes[:2] if layout == 0 else x.axes[1::-1]
     hidden = layer.recurrences[0].cell.hidden_size
-    D = NamedAxis(f"{reader.name}:directions", len(layer.recurrences))
-    H = NamedAxis(f"{reader.name}:units", hidden)
+    D = Atom(f"{reader.name}:directions", len(layer.recurrences))
+    H = Atom(f"{reader.name}:units", hidden)
     outputs = reader.node.outputs
     y = outputs[0] if outputs and outputs[0].name else None
     if y is not None:

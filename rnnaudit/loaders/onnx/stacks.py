@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from rnnaudit.loaders.onnx.axes import Layout
 from rnnaudit.loaders.onnx.nodes import Read
-from rnnaudit.loaders.onnx.values import Knowledge, Layout
+from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.model import Layer, Readout, Stack
 
 

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnnaudit.loaders.onnx.contents import MOVES, move
 from rnnaudit.loaders.onnx.reading import Array
-from rnnaudit.loaders.onnx.values import MOVES, Knowledge, move
+from rnnaudit.loaders.onnx.values import Knowledge
 
 MAX_ENTRIES = 2**24
 """Entries that are followed one by one, over the whole file."""
