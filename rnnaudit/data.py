@@ -64,13 +64,6 @@ class Data:
         """Return F of an input's sequences."""
         return int(self.inputs[name][0].shape[1])
 
-    def box(self, name: str = UNNAMED) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the smallest and largest value [F] of each feature over all sequences."""
-        sequences = self.inputs[name]
-        low = np.min([x.min(axis=0) for x in sequences], axis=0)
-        high = np.max([x.max(axis=0) for x in sequences], axis=0)
-        return low.astype(np.float64), high.astype(np.float64)
-
     def describe(self) -> str:
         """Say how many sequences there are, of which lengths, and where they came from."""
         shortest, longest = min(self.lengths), max(self.lengths)
@@ -174,7 +167,7 @@ class _Axes:
         return axis % array.ndim
 
 
-Sequence = dict[str, Array]
+Sample = dict[str, Array]
 """One sequence: an array [T, F] for each input it feeds."""
 
 
@@ -203,7 +196,7 @@ def _numbers(value: object, where: str) -> Array:
     return numbers
 
 
-def _named(arrays: Mapping[str, object], axes: _Axes, where: str) -> Iterator[Sequence]:
+def _named(arrays: Mapping[str, object], axes: _Axes, where: str) -> Iterator[Sample]:
     """Split the arrays of one archive into sequences; the only array and ``x`` are unnamed."""
     if not arrays:
         raise _refuse(f"{where}: wanted at least one array, got none")
@@ -244,7 +237,7 @@ def _joined(array: Array, lengths: object, where: str) -> list[Array]:
     return np.split(steps, np.cumsum(sizes)[:-1])
 
 
-def _collect(items: Iterator[Sequence], spec: str) -> dict[str, tuple[Array, ...]]:
+def _collect(items: Iterator[Sample], spec: str) -> dict[str, tuple[Array, ...]]:
     """Gather sequences by input, checked to be nonempty and of one width each."""
     sequences = list(items)
     if not sequences:
@@ -274,7 +267,7 @@ def _collect(items: Iterator[Sequence], spec: str) -> dict[str, tuple[Array, ...
 # ------------------------------------------------------------------------------ files
 
 
-def _file(path: Path, axes: _Axes) -> Iterator[Sequence]:
+def _file(path: Path, axes: _Axes) -> Iterator[Sample]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise _refuse(
@@ -299,7 +292,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _folder(folder: Path, axes: _Axes) -> Iterator[Sequence]:
+def _folder(folder: Path, axes: _Axes) -> Iterator[Sample]:
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in READERS)
     if not files:
         raise _refuse(f"{folder}: wanted a folder of {', '.join(READERS)} files, got none of them")
@@ -376,7 +369,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
 # -------------------------------------------------------------------------- functions
 
 
-def _called(spec: str) -> Iterator[Sequence]:
+def _called(spec: str) -> Iterator[Sample]:
     """Call ``module:function`` and read the dicts (or single arrays) that it yields."""
     module, _, name = spec.partition(":")
     function = getattr(_imported(module, spec), name, None)

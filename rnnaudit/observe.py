@@ -56,11 +56,6 @@ class Observation:
     description: str
     findings: tuple[Finding, ...] = ()
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences of the first stack."""
-        return sum(len(x) for x in self.stacks[0])
-
 
 def observe(
     model: Model,

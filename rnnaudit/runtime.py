@@ -20,13 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.errors import LoadError
 
 if TYPE_CHECKING:
     import onnx
-    from torch import Tensor
-
-    from rnnaudit.model import Model
 
 Array = np.ndarray[Any, Any]
 
@@ -154,50 +151,6 @@ def describe(model: Path | bytes) -> Interface:
         tuple(_port(value) for value in graph.input if value.name not in stored),
         tuple(_port(value) for value in graph.output),
     )
-
-
-def layer_inputs(
-    model: Model,
-    feeds: Mapping[str, Array],
-    *,
-    timeout: float = 120.0,
-    memory_mb: int | None = None,
-    threads: int = 0,
-) -> dict[str, Tensor]:
-    """Run an ONNX model and return what each recurrence reads: x [N, T, I] float64 by label.
-
-    A recurrence inside a branch whose X is made in that branch is left out: the runtime
-    hands out values of the outermost graph only.
-
-    Raises:
-        UnsupportedModelError: The runtime could not run the model on these feeds.
-    """
-    import torch
-
-    values = {v.name for node in model.graph.graph for v in node.outputs}
-    values |= {v.name for v in model.graph.graph.inputs}
-    layers = [layer for stack in model.stacks for layer in stack.layers]
-    sites = [(site, layer) for layer in layers if (site := layer.site) and site.x in values]
-    outcome = run(
-        model.path,
-        [feeds],
-        fetch=[site.x for site, _ in sites],
-        timeout=timeout,
-        memory_mb=memory_mb,
-        threads=threads,
-    )
-    if outcome.outputs is None:
-        raise UnsupportedModelError(
-            f"ONNX Runtime could not run {model.path}: {outcome.error}",
-            help="check the names, shapes and types of the inputs",
-            id="RA304",
-        )
-    found = {}
-    for site, layer in sites:
-        x = torch.from_numpy(outcome.outputs[0][site.x]).to(torch.float64)
-        for recurrence in layer.recurrences:
-            found[recurrence.label] = x if site.layout == 1 else x.transpose(0, 1)
-    return found
 
 
 def _settings(memory_mb: int | None, threads: int, deterministic: bool) -> dict[str, Any]:

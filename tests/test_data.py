@@ -104,14 +104,6 @@ def test_lengths_split_sequences_joined_along_time(tmp_path):
     assert unnamed(tmp_path / "y.npz")[0].shape == (6, 1)
 
 
-def test_the_box_holds_every_step(tmp_path):
-    x = np.random.default_rng(1).normal(size=(4, 9, 3))
-    np.save(tmp_path / "x.npy", x)
-    low, high = load_data(str(tmp_path / "x.npy")).box()
-    np.testing.assert_array_equal(low, x.min(axis=(0, 1)))
-    np.testing.assert_array_equal(high, x.max(axis=(0, 1)))
-
-
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [

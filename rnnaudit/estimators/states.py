@@ -19,8 +19,8 @@ _GATES = frozenset({"sigmoid", "hardsigmoid"})  # values in [0, 1]
 class Samples:
     """States s [M, S] and inputs x [M, I]: the first ``on_trajectories`` lie on data.
 
-    ``box`` says whether the others fill an invariant box of the cell or, where none is
-    known, nothing: there are then no others.
+    The others were drawn from an invariant box of the cell; where none is known there are
+    no others.
     """
 
     s: Tensor
