@@ -89,21 +89,31 @@ def verify(
     runs = _run(source, candidate, todo, started + budget, parts)
     seconds = time.perf_counter() - started
     reference = source.describe() + runs.note(budget)
-    if runs.error or source.fault():
-        reason = runs.error or source.fault()
-        count = len(runs.tried)
+    reason = runs.error or source.fault()
+    if reason:
         return Equivalence(
-            False, eps, None, None, None, {}, count, None, None, reference, seconds, reason
+            passed=False,
+            eps=eps,
+            max_abs_error=None,
+            required_eps=None,
+            where=None,
+            percentiles={},
+            inputs_tried=len(runs.tried),
+            truncation_error=None,
+            conversion_error=None,
+            reference=reference,
+            seconds=seconds,
+            reason=reason,
         )
     judged = judge([a.outputs for a in runs.answers], runs.outputs, eps, runs.tried)
     return Equivalence(
-        judged.passed,
-        eps,
-        judged.max_abs_error,
-        judged.required_eps,
-        judged.where,
-        judged.percentiles,
-        judged.inputs_tried,
+        passed=judged.passed,
+        eps=eps,
+        max_abs_error=judged.max_abs_error,
+        required_eps=judged.required_eps,
+        where=judged.where,
+        percentiles=judged.percentiles,
+        inputs_tried=judged.inputs_tried,
         truncation_error=_largest([(a.full, a.cut) for a in runs.answers]),
         conversion_error=_largest(
             [(a.cut, got) for a, got in zip(runs.answers, runs.outputs, strict=True)]
