@@ -3,7 +3,7 @@
 >>> import rnnaudit
 >>> model = rnnaudit.load("model.pt")                 # doctest: +SKIP
 >>> report = rnnaudit.audit(model, eps=1e-3)          # doctest: +SKIP
->>> export = rnnaudit.truncate(model, "out.onnx", eps=1e-3)  # doctest: +SKIP
+>>> report = rnnaudit.truncate(model, "out.onnx", eps=1e-3)  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
 ) -> None:
     """Judge whether CANDIDATE gives ORIGINAL's outputs to within ε.
 
-    Both run on normal, saturating and constant inputs, and on yours, at several lengths
-    and batch sizes. Exits with 1 where any output differs by more than ε, or is NaN.
+    Both run on normal and saturating inputs, and on yours, at several lengths and batch
+    sizes. Exits with 1 where any output differs by more than ε, or is NaN.
     """
     original, candidate = _both(context, original, candidate)
     with output.refusals(form, original):
