@@ -18,7 +18,7 @@ from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.planning import Wanted, chosen, plans
 from rnnaudit.results import Export, Report, Skipped
-from rnnaudit.truncation import Plan
+from rnnaudit.truncation import FormName, Plan, Shape
 from rnnaudit.verification import verify as compare
 
 Progress = Callable[[str, float], None]
@@ -91,6 +91,9 @@ def truncate(
     data: Data | str | Path | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,
+    form: FormName | Literal["auto"] = "auto",
+    keep_ops: bool = False,
+    steps: int | None = None,
     seed: int = 0,
     confidence: float = 0.95,
     time_budget: float | None = None,
@@ -114,6 +117,12 @@ def truncate(
         data: As in `audit`; verification runs on them too.
         input_range: As in `audit`.
         layer: Cut only layers with a recurrence whose label contains this.
+        form: How the depth is written: ``window`` runs k layers over the whole sequence,
+            ``chunk`` blocks of steps side by side, each warmed up by k − 1 steps, ``last``
+            the last steps only, where the graph reads no other outputs. ``auto`` takes what
+            costs least; the report says which and why.
+        keep_ops: Let chunk and last run ONNX's own LSTM, GRU and RNN operators.
+        steps: Length of the sequences that the model will run on; without, that of the data.
         seed: As in `audit`.
         confidence: As in `audit`.
         time_budget: As in `audit`.
@@ -137,7 +146,7 @@ def truncate(
         time_budget=time_budget,
         input_range=input_range,
     )
-    _check_depths(depth, max_depth)
+    _check_counts(depth=depth, max_depth=max_depth, steps=steps)
     model, data = _only(_model(model), layer), _data(data)
     found = _examined(model, data, settings, progress)
     wanted = Wanted(eps, max_depth, evidence, layer or "")
@@ -149,10 +158,14 @@ def truncate(
     written: Export | None = None
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         file = Path(folder) / "candidate.onnx"
-        tried = trial.first_to_pass(found, candidates, file, data=data, progress=progress)
+        shape = Shape(form, keep_ops, steps)
+        tried = trial.first_to_pass(
+            found, candidates, file, shape=shape, data=data, progress=progress
+        )
         if tried.judged.passed or depth is not None:
             export.write(tried.graph, output)
-            written = trial.describe(tried, model, Path(output), seed=seed)
+            timed = steps or (trial.TIMED_STEPS if data is None else max(data.lengths))
+            written = trial.describe(tried, model, Path(output), steps=timed, seed=seed)
     audited = assembly.of_audit(found, data=data, layer=layer)
     return assembly.of_truncation(
         audited, tried.plan, kept=kept, judged=tried.judged, written=written
@@ -223,7 +236,7 @@ def _only(model: Model, layer: str | None) -> Model:
     return replace(model, stacks=stacks)
 
 
-def _check_depths(depth: int | None, max_depth: int) -> None:
-    for name, value in (("depth", depth), ("max-depth", max_depth)):
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
         if value is not None and value < 1:
-            raise UsageError(f"--{name} must be at least 1, got {value}")
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")

@@ -205,6 +205,7 @@ class Export:
     inputs: tuple[tuple[str, tuple[int | str, ...], str], ...]
     outputs: tuple[str, ...]
     initial_state: str = "zero"
+    form_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

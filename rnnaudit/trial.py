@@ -18,7 +18,7 @@ from rnnaudit.examine import Examination
 from rnnaudit.model import Model
 from rnnaudit.results import Equivalence, Export
 from rnnaudit.runtime import Interface
-from rnnaudit.truncation import Plan
+from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification import verify
 from rnnaudit.verification.inputs import Box, probe_feeds
 from rnnaudit.verification.slots import of_graph, of_port
@@ -32,6 +32,10 @@ TRIES = 5
 """How many plans are written and verified before a truncation is given up."""
 
 TIMED_STEPS = 256
+"""Steps of the input that both models are timed on, where there are no data."""
+
+LONGEST_TIMED = 8192
+"""The same, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +43,7 @@ class Trial:
     """A plan, the graph that was written of it to ``file``, and how that compares."""
 
     plan: Plan
+    forms: Mapping[str, Form]
     graph: ir.Model
     file: Path
     judged: Equivalence
@@ -49,6 +54,7 @@ def first_to_pass(
     candidates: Iterator[Plan],
     file: Path,
     *,
+    shape: Shape,
     data: Data | None,
     progress: Progress | None,
 ) -> Trial:
@@ -58,6 +64,7 @@ def first_to_pass(
         found: What was examined: the model, and the box of inputs that proofs cover.
         candidates: At least one plan, in the order in which they deserve to be tried.
         file: Where each is written, over the one before.
+        shape: The form that is wanted.
         data: The user's sequences.
         progress: Called with what is being done and the share that is done.
     """
@@ -67,7 +74,9 @@ def first_to_pass(
     for number, plan in enumerate(islice(candidates, TRIES)):
         if progress is not None:
             progress("verifying" if number == 0 else "verifying a deeper truncation", 0.0)
-        graph = export.truncate_graph(model, plan.depths, metadata=plan.metadata(settings.eps))
+        forms = export.choose(model, plan.depths, shape, _lengths(found))
+        metadata = plan.metadata(settings.eps)
+        graph = export.truncate_graph(model, plan.depths, forms, metadata=metadata)
         export.write(graph, file)
         judged = verify(
             model,
@@ -82,7 +91,13 @@ def first_to_pass(
         )
         if judged.passed:
             break
-    return Trial(plan, graph, file, judged)
+    return Trial(plan, forms, graph, file, judged)
+
+
+def _lengths(found: Examination) -> Mapping[str, int]:
+    """Return the longest sequence that each recurrence was seen to read."""
+    seen = found.seen.recurrences.items()
+    return {label: max(x.shape[1] for x in groups) for label, groups in seen if groups}
 
 
 def _proved_box(found: Examination) -> Box:
@@ -91,20 +106,23 @@ def _proved_box(found: Examination) -> Box:
     return low.numpy(), high.numpy()
 
 
-def describe(trial: Trial, model: Model, output: Path, *, seed: int) -> Export:
-    """Describe the written model as it stands at ``output``, and time it against the original."""
+def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int) -> Export:
+    """Describe the written model as it stands at ``output``, and time it against the original.
+
+    Both run on ``steps`` steps, or on what the graph fixes.
+    """
     before, after = _original(model), runtime.describe(trial.file)
-    shape, feed = _timing_feed(model, after, seed)
+    shape, feed = _timing_feed(model, after, steps, seed)
     size: int | None = None
     times: list[float | None] = [None, None]
     if before is not None:
         size = len(before) if isinstance(before, bytes) else before.stat().st_size
-        _, first = _timing_feed(model, runtime.describe(before), seed)
+        _, first = _timing_feed(model, runtime.describe(before), steps, seed)
         times = runtime.latency([before, trial.file], [first, feed])
     cut = [r for r in model.recurrences() if r.label in trial.plan.depths]
     return Export(
         path=str(output),
-        form="window",
+        form=_each(trial.forms, Form.describe),
         truncations=trial.plan.truncations,
         opset=trial.graph.opset_imports[""],
         bytes_before=size,
@@ -115,7 +133,16 @@ def describe(trial: Trial, model: Model, output: Path, *, seed: int) -> Export:
         inputs=tuple((p.name, p.shape or (), p.dtype) for p in after.inputs),
         outputs=tuple(p.name for p in after.outputs),
         initial_state="; ".join(dict.fromkeys(r.initial.describe() for r in cut)),
+        form_reason=_each(trial.forms, lambda form: form.why),
     )
+
+
+def _each(forms: Mapping[str, Form], say: Callable[[Form], str]) -> str:
+    """Say something of every layer's form, once where it is the same of all."""
+    said = {label: say(form) for label, form in forms.items()}
+    if len(set(said.values())) <= 1:
+        return next(iter(said.values()), "")
+    return "; ".join(f"{label}: {text}" for label, text in said.items())
 
 
 def _original(model: Model) -> Path | bytes | None:
@@ -134,13 +161,13 @@ def _original(model: Model) -> Path | bytes | None:
 
 
 def _timing_feed(
-    model: Model, interface: Interface, seed: int
+    model: Model, interface: Interface, steps: int, seed: int
 ) -> tuple[str, Mapping[str, NDArray[np.generic]]]:
-    """Make one input of 256 steps, or of what the graph fixes, and name its size."""
+    """Make one input of ``steps`` steps, or of what the graph fixes, and name its size."""
     slots = (
         of_graph(model, interface)
         if model.graph is not None
         else tuple(of_port(port, ("time", "batch", None)) for port in interface.inputs)
     )
-    feed = probe_feeds(slots, 1, TIMED_STEPS, seed)[0]
+    feed = probe_feeds(slots, 1, min(steps, LONGEST_TIMED), seed)[0]
     return f"batch {feed.tried.batch}, {feed.tried.length} steps", feed.values

@@ -44,6 +44,25 @@ WINDOW = Form("window")
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """The form that is wanted of every layer.
+
+    Attributes:
+        form: ``auto`` takes ``last`` where the graph reads final outputs only, else what
+            costs least.
+        keep_ops: Let chunk and last run the runtime's own recurrent operators.
+        steps: Length of the sequences that the model will run on, where it is known.
+    """
+
+    form: FormName | Literal["auto"] = "auto"
+    keep_ops: bool = False
+    steps: int | None = None
+
+
+AUTO = Shape()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Truncations, in the order of the model's recurrences."""
 

@@ -20,7 +20,6 @@ def test_a_plan_lists_truncations_in_the_models_order():
         Truncation("rnn[2]", 7, "synthetic"),
     )
     assert made.depths == {"rnn[0]": 4, "rnn[2]": 7}
-    assert made.form == "window"
 
 
 def test_a_plan_rests_on_its_weakest_evidence():

@@ -25,6 +25,15 @@ class Norm(StrEnum):
     TWO = "2"
 
 
+class Form(StrEnum):
+    """How a truncated layer is written."""
+
+    AUTO = "auto"
+    WINDOW = "window"
+    CHUNK = "chunk"
+    LAST = "last"
+
+
 class Evidence(StrEnum):
     """The weakest evidence that a depth may rest on."""
 
@@ -196,6 +205,22 @@ Depth = Annotated[
 MaxDepth = Annotated[
     int,
     typer.Option("--max-depth", metavar="K", callback=_counting, help="Largest depth to take."),
+]
+LayerForm = Annotated[
+    Form, typer.Option("--form", help="How the depth is written; auto takes what costs least.")
+]
+KeepOps = Annotated[
+    bool,
+    typer.Option("--keep-ops", help="Run chunks with ONNX's own LSTM, GRU and RNN operators."),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="T",
+        callback=_counting,
+        help="Length of the sequences to run; else that of the data.",
+    ),
 ]
 Proof = Annotated[
     Evidence | None,

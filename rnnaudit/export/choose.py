@@ -11,7 +11,7 @@ from rnnaudit.export.layers import reach
 from rnnaudit.export.nodes import find_node
 from rnnaudit.export.reads import Readers
 from rnnaudit.model import Layer, Model
-from rnnaudit.truncation import Form, FormName
+from rnnaudit.truncation import AUTO, Form, FormName, Shape
 
 STEPS = 1024
 """Length of the sequences that a cost is counted for, where nothing tells it."""
@@ -20,22 +20,19 @@ STEPS = 1024
 def choose(
     model: Model,
     depths: Mapping[str, int],
-    form: FormName | Literal["auto"] = "auto",
-    *,
-    keep_ops: bool = False,
-    steps: int = STEPS,
+    shape: Shape = AUTO,
+    lengths: Mapping[str, int] | None = None,
 ) -> Mapping[str, Form]:
     """Choose the form of every layer whose directions all have a depth.
 
     ``auto`` takes ``last`` where the graph reads only final steps of a layer's outputs, and
-    else the cheaper of ``window`` and ``chunk`` for one sequence of ``steps`` steps.
+    else the cheaper of ``window`` and ``chunk`` for one sequence of the length that is expected.
 
     Args:
         model: The model as loaded.
         depths: Truncation depth by ``Recurrence.label``.
-        form: The form that is wanted.
-        keep_ops: Let chunk and last run the runtime's own recurrent operators.
-        steps: Length of the sequences that the model will run on.
+        shape: What is wanted; its ``steps`` go before ``lengths``.
+        lengths: Length of the sequences that a recurrence was seen to read, by its label.
 
     Returns:
         The form by the label of the layer's first recurrence.
@@ -44,6 +41,7 @@ def choose(
         UsageError: A window is wanted with recurrent operators.
         UnsupportedModelError: ``last`` is wanted of a layer whose other outputs are read.
     """
+    form, keep_ops = shape.form, shape.keep_ops
     if form == "window" and keep_ops:
         raise UsageError(
             "recurrent operators are kept in the forms chunk and last, got --form window",
@@ -67,6 +65,7 @@ def choose(
                 help="choose --form chunk",
             )
         else:
+            steps = shape.steps or (lengths or {}).get(label, STEPS)
             forms[label] = _cheapest(layer, depths, form, keep_ops=keep_ops, steps=steps)
     return {r: forms[r] for layer in layers if (r := layer.recurrences[0].label) in forms}
 

@@ -3,13 +3,13 @@
 With w = k − 1 steps of warm-up, T steps and N sequences:
 
     window    k (ν + T·N·r) + w σ + T·N·d
-    chunk     (w + C) (ν + (B·N + 4) (r + d)),    B = ⌈(T − w)/C⌉ blocks
+    chunk     (w + C) (ν + (B·N + 4) (r + d)) + β,    B = ⌈(T − w)/C⌉ blocks
 
 where ν is the price of a step's nodes and σ that of a shift's, d and r those of a row's
-product with x and of its product with h and its functions; reading the weights costs as much
-as four more rows. The last form is a chunk of few steps. The constants are
-those of ONNX Runtime on one core with AVX-512. They need to be right only in proportion:
-the smallest cost in C is wide.
+product with x and of its product with h and its functions, β that of the nodes that cut
+time into blocks; reading the weights costs as much as four more rows. The last form is a
+chunk of few steps. The constants are those of ONNX Runtime on one core with AVX-512; they
+need to be right only in proportion, as the smallest cost in C is wide.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ LONGEST = 512
 """Steps that a block may have: its graph grows with them."""
 
 _GATES = {"elman": 1, "gru": 3, "lstm": 4}
-_NODES = {"elman": 5, "gru": 16, "lstm": 17}
+_NODES = {"elman": 5, "gru": 14, "lstm": 14}
 _SHIFTS = {"elman": 2, "gru": 2, "lstm": 4}
+_BLOCKS = 30  # nodes that cut time into blocks and put it together again
 _OPERATOR = 3.0  # microseconds of a step inside the runtime's own operator
 
 
@@ -66,9 +67,8 @@ class Costs:
         warm_up = self.depth - 1
         rows = batch * max(1, math.ceil((steps - warm_up) / block))
         nodes = _OPERATOR if self.keep_ops else NODE * _NODES[self.cell.kind]
-        return (warm_up + block) * (
-            nodes + (rows + WEIGHTS) * (self._recurrent(rows) + self._drive())
-        )
+        step = nodes + (rows + WEIGHTS) * (self._recurrent(rows) + self._drive())
+        return _BLOCKS * NODE + (warm_up + block) * step
 
     def best_block(self, steps: int, batch: int = 1) -> int:
         """Return the C that costs least, among powers of two and their halfway points."""

@@ -443,6 +443,7 @@ def _written(export: Export, width: int) -> Iterator[Text]:
                 _plain(export.form),
                 f"opset {export.opset}",
                 f"initial state {_plain(export.initial_state)}",
+                *([_plain(export.form_reason)] if export.form_reason else []),
             ],
         ),
         ("size", [f"{before} → {numbers.size(export.bytes_after)}"]),
