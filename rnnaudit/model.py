@@ -12,12 +12,15 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from rnnaudit.results import Finding, Skipped
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +404,7 @@ class Model:
     sha256: str
     stacks: tuple[Stack, ...]
     whole: bool
-    graph: Any = None
+    graph: ir.Model | None = None
     dtype: str = "float32"
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -7,6 +7,7 @@ import os
 # Waiting threads sleep instead of spinning: tests share their cores with the child processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -17,3 +18,12 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Run a module whose matrices are small: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

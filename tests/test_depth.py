@@ -25,15 +25,7 @@ from rnnaudit.model import (
 )
 from rnnaudit.results import EPSILONS
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """These matrices are small: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ("elman", "relu", "gru", "gru-before", "lstm", "lstm-projected")
 

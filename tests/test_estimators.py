@@ -14,15 +14,7 @@ from rnnaudit.estimators import power_iteration as power
 from rnnaudit.estimators import probes
 from rnnaudit.model import RELU, ElmanCell, GRUCell, InitialState, LSTMCell, Recurrence
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """These matrices are small: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ("elman", "gru", "gru-before", "lstm", "lstm-coupled", "lstm-projected")
 

@@ -14,14 +14,7 @@ from scipy.optimize import brentq
 from rnnaudit import estimators
 from rnnaudit.model import Activation, ElmanCell, InitialState, LSTMCell, Recurrence
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """These matrices are small: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def recurrence(cell):

@@ -113,8 +113,13 @@ def of_graph(model: Model, interface: Interface) -> tuple[Slot, ...]:
     """Return a slot for each input of the model's own graph.
 
     Axes that lead to a recurrence are known from there, and so are others of the same name.
+
+    Raises:
+        ValueError: The model has no graph.
     """
-    graph: ir.Graph = model.graph.graph
+    if model.graph is None:
+        raise ValueError(f"a model with a graph was wanted, got the weights of {model.path}")
+    graph = model.graph.graph
     layers = [layer for stack in model.stacks for layer in stack.layers]
     known = _followed(graph, layers)
     symbols = {
