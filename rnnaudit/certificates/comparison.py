@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.interface import MAX_DEPTH, Norm
+from rnnaudit.certificates.interface import MAX_DEPTH, Gauge, Norm
 from rnnaudit.certificates.intervals import times_above
 from rnnaudit.model import Readout
 from rnnaudit.norms import UNIT, gamma, up
@@ -46,33 +47,76 @@ class ComparisonCertificate:
         radius: float | None = None,
     ) -> int | None:
         """Return the smallest proved depth; see ``Certificate.depth``. ``radius`` is not known."""
-        if radius is not None or not eps > 0 or not bool(torch.isfinite(self.box).all()):
+        if radius is not None or not bool(torch.isfinite(self.box).all()):
             return None
         A = None if readout is None else readout.A.abs()
-        tail = _output(A, self.weights[: self.outputs], norm)
-        e, last_failure = self.box, -1
-        # M is a sum of nonnegative terms: what `times_above` adds per step, once.
-        reached = (self.M != 0).to(e)
-        for k in range(_STEPS + 1):
-            if _output(A, e[: self.outputs], norm) > eps:
-                last_failure = k
-            # e ≤ t v, and t only shrinks from here on.
-            t = float((e / self.weights).max()) * (1 + 4 * UNIT)
-            if up(t * tail, 2) <= eps:
-                return last_failure + 1
-            e = times_above(self.M, e, reached)
-        k = _STEPS + 1
-        t = float((e / self.weights).max()) * (1 + 4 * UNIT)
-        more = math.ceil(math.log(max(t * tail / eps, 1.0)) / -math.log(self.rate))
-        while k + more < MAX_DEPTH:
-            if t * tail * self.rate**more * (1 + 1e-14) <= eps:
-                return k + more
-            more += 1
+        pattern = (self.M != 0).to(self.M)
+
+        def advance(e: Tensor) -> Tensor:
+            return times_above(self.M, e, pattern)
+
+        def output(e: Tensor) -> float:
+            return output_above(A, e[: self.outputs], norm)
+
+        return settled_depth(
+            advance, self.box, self.weights, rate=self.rate, output=output, eps=eps
+        )
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        """Return the weighted max-norm max |δ_i| / v_i."""
+        v = self.weights
+
+        def measure(r: Tensor) -> float:
+            return up(float((r / v).max()), 2)
+
+        return (Gauge(self.rate, measure(self.box), v[: self.outputs], measure),)
+
+
+def settled_depth(
+    advance: Callable[[Tensor], Tensor],
+    first: Tensor,
+    weights: Tensor,
+    *,
+    rate: float,
+    output: Callable[[Tensor], float],
+    eps: float,
+) -> int | None:
+    """Return the smallest k such that output(e_j) ≤ ε for every j ≥ k, e_0 = first.
+
+    Args:
+        advance: Bounds the next differences from these; monotone and homogeneous.
+        first: Bound [n] on the differences before any step.
+        weights: v > 0 with advance(v) ≤ rate · v, so that e ≤ t v stays so.
+        rate: Below 1.
+        output: Bounds the output's error from differences e; monotone and homogeneous.
+        eps: The error that is allowed.
+    """
+    if not eps > 0 or not bool(torch.isfinite(first).all()):
         return None
+    tail = output(weights)
+    e, last_failure, k = first, -1, 0
+    while True:
+        if not output(e) <= eps:
+            last_failure = k
+        # e ≤ t v, and t only shrinks from here on.
+        t = float((e / weights).max()) * (1 + 4 * UNIT)
+        if up(t * tail, 4) <= eps:
+            return last_failure + 1
+        if k == _STEPS:
+            break
+        e, k = advance(e), k + 1
+    if not math.isfinite(t * tail):
+        return None
+    more = math.ceil(math.log(max(t * tail / eps, 1.0)) / -math.log(rate))
+    while k + more < MAX_DEPTH:
+        if t * tail * rate**more * (1 + 1e-14) <= eps:
+            return k + more
+        more += 1
+    return None
 
 
-def _output(A: Tensor | None, e: Tensor, norm: Norm) -> float:
-    """Bound the output's difference when that of h is at most e per unit."""
+def output_above(A: Tensor | None, e: Tensor, norm: Norm) -> float:
+    """Bound the norm of A δ (or of δ) over |δ| ≤ e, for A without negative entries."""
     if A is not None:
         e = times_above(A, e)
     if e.numel() == 0:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
-from rnnaudit.certificates.interface import Domain, Search, prove
+from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import Interval, affine, apply, raised, slopes
 from rnnaudit.certificates.quadratic import (
     LastStep,
@@ -177,6 +177,8 @@ def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -
         first=first.size,
         anywhere=everywhere.inside(wide),
     )
+    gain = raised(sector.size[:, None] * cell.U.abs()) * (cell.U != 0)
+    search.dynamics = Dynamics((states.lo, states.hi), gain)
     _comparison(facts, sector, search)
     _spectral(facts, wide, search)
     _circle(facts, wide, sector, search)

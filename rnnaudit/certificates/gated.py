@@ -15,7 +15,7 @@ from rnnaudit.certificates.circle import (
     proves_loop_rate,
 )
 from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
-from rnnaudit.certificates.interface import Domain, Search, prove
+from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import Interval, apply, times_above
 from rnnaudit.certificates.loops import (
     Loop,
@@ -90,6 +90,8 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
     if sector is None or flat[1] is None or mixed[1] is None:
         search.fail("slopes", "an activation jumps, so no slope bounds its steps")
         return None
+    gain = comparison_matrix(flat[0], flat[1], of_input=True)
+    search.dynamics = Dynamics((h.lo, h.hi), gain)
     begin = Interval.point(start)
     return Facts(
         cell,
@@ -134,10 +136,13 @@ def _why(facts: Facts, search: Search) -> str:
     return f"over the box |h| ≤ {h:.3g} for {facts.domain}, {reason}"
 
 
-def comparison_matrix(loop: Loop, sector: Interval) -> Tensor:
-    """Bound |∂δ'/∂δ| entrywise: |A| + |B| d̄ (I − |D| d̄)⁻¹ |C|, rounded up, for D nilpotent."""
+def comparison_matrix(loop: Loop, sector: Interval, *, of_input: bool = False) -> Tensor:
+    """Bound |∂δ'/∂δ| entrywise: |A| + |B| d̄ (I − |D| d̄)⁻¹ |C|, rounded up, for D nilpotent.
+
+    ``of_input`` asks for |∂δ'/∂Δx| instead, with E in place of C and no A.
+    """
     d = sector.size
-    v = term = loop.C.abs()
+    v = term = loop.E.abs() if of_input else loop.C.abs()
     D = loop.D.abs()
     if bool((D != 0).any()):
         for _ in range(8):
@@ -146,7 +151,7 @@ def comparison_matrix(loop: Loop, sector: Interval) -> Tensor:
                 break
             v = (v + term) * (1 + 1e-15)
     M = times_above(loop.B.abs(), d[:, None] * v * (1 + 1e-15))
-    return (loop.A.abs() + M) * (1 + 1e-15)
+    return M if of_input else (loop.A.abs() + M) * (1 + 1e-15)
 
 
 def _comparison(facts: Facts, search: Search) -> None:

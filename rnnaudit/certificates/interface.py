@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rnnaudit.errors import UsageError
 from rnnaudit.model import Cell, Readout, Recurrence
+from rnnaudit.norms import up
 from rnnaudit.results import NoProof, UpperBound
 
 Norm = Literal["max", "2"]
@@ -86,14 +87,83 @@ class Certificate(Protocol):
         """
         ...
 
+    def gauges(self) -> tuple[Gauge, ...]:
+        """Return the norms of this proof, for composition; empty where it has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gauge:
+    """A norm in which a recurrence contracts, reduced to what composition needs of it.
+
+    Attributes:
+        rate: λ < 1.
+        radius: Bound on the norm of s − s_start over the reachable states.
+        units: Bound on |h_i| [H] per unit of the norm.
+        measure: Maps r [S] to a bound on the norm over the box |δ| ≤ r; linear in scale.
+    """
+
+    rate: float
+    radius: float
+    units: Tensor
+    measure: Callable[[Tensor], float]
+
+    @property
+    def room(self) -> float:
+        """Return 1 − λ from below."""
+        return math.nextafter(1 - self.rate, 0)
+
+    def at(self, k: int) -> float:
+        """Bound λᵏ · radius from above."""
+        return up(self.radius * (self.rate**k * (1 + 2e-15)), 2) + 1e-300
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dynamics:
+    """What is known of a recurrence apart from any method.
+
+    Attributes:
+        outputs: Ends [H] of a box that holds every reachable output.
+        gain: Bound [S, I] on |∂s'/∂x| entrywise.
+    """
+
+    outputs: tuple[Tensor, Tensor]
+    gain: Tensor
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CertificateSet:
-    """Every proof that was found, best first, or why there is none."""
+    """Every proof that was found, best first, or why there is none.
+
+    Attributes:
+        certificates: The proofs, the one with the smallest depth at ε = 1e-3 first.
+        no_proof: Why there is none.
+        failures: The methods that proved nothing, and why.
+        dynamics: What composition needs beside the proofs; None where nothing is known.
+    """
 
     certificates: tuple[Certificate, ...]
     no_proof: NoProof | None = None
     failures: tuple[tuple[str, str], ...] = ()
+    dynamics: Dynamics | None = None
+
+    @property
+    def outputs(self) -> tuple[Tensor, Tensor] | None:
+        """Return ends [H] of a box that holds every reachable output, where one is known."""
+        return None if self.dynamics is None else self.dynamics.outputs
+
+    @property
+    def gain(self) -> Tensor:
+        """Return a bound [S, I] on |∂s'/∂x|, where there is a proof."""
+        assert self.dynamics is not None
+        return self.dynamics.gain
+
+    @property
+    def gauges(self) -> tuple[Gauge, ...]:
+        """Return the norms of all proofs, those of the best proof first."""
+        if self.dynamics is None:
+            return ()
+        return tuple(g for c in self.certificates for g in c.gauges())
 
     @property
     def best(self) -> Certificate | None:
@@ -121,6 +191,7 @@ class Search:
     progress: Callable[[float], None] | None = None
     certificates: list[Certificate] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
+    dynamics: Dynamics | None = None
 
     @property
     def expired(self) -> bool:

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.interface import Norm, geometric_depth
+from rnnaudit.certificates.interface import Gauge, Norm, geometric_depth
 from rnnaudit.certificates.intervals import times_above
 from rnnaudit.model import Readout
 from rnnaudit.norms import (
@@ -102,6 +102,22 @@ class QuadraticCertificate:
             best = k if best is None else best if k is None else min(best, k)
         return best
 
+    def gauges(self) -> tuple[Gauge, ...]:
+        """Return the norm of every member."""
+        return tuple(_gauge(self, member) for member in self.members)
+
+
+@lru_cache(maxsize=256)
+def _gauge(certificate: QuadraticCertificate, member: Metric) -> Gauge:
+    H, P = certificate.outputs, member.P
+    units = _root(inverse_forms_above(P, torch.eye(P.shape[0], dtype=P.dtype)[:H]))
+    spread = quotient_above(P, torch.diag(P.diagonal()))
+
+    def measure(r: Tensor) -> float:
+        return _radius(P, r, P.diagonal(), spread)
+
+    return Gauge(member.rate, member.radius, units, measure)
+
 
 def _from_box(certificate: QuadraticCertificate, readout: Readout | None, norm: Norm) -> float:
     """Bound the output's difference before any step, from the box alone."""
@@ -178,9 +194,13 @@ def radius_of_box(P: Tensor, r: Tensor, weights: Tensor) -> float:
 
     δᵀPδ ≤ rᵀ|P|r, and δᵀPδ ≤ t Σ w_i r_i² wherever P ⪯ t diag(w); the smaller counts.
     """
+    return _radius(P, r, weights, quotient_above(P, torch.diag(weights)))
+
+
+def _radius(P: Tensor, r: Tensor, weights: Tensor, spread: float) -> float:
+    """Bound ‖δ‖_P over a box, given that P ⪯ spread · diag(weights)."""
     if not bool(torch.isfinite(r).all()):
         return math.inf
     plain = float(r @ times_above(P.abs(), r)) * (1 + 2 * gamma(r.numel() + 2))
-    t = quotient_above(P, torch.diag(weights))
-    scaled = t * float((weights * r.square()).sum()) * (1 + 2 * gamma(r.numel() + 6))
+    scaled = spread * float((weights * r.square()).sum()) * (1 + 2 * gamma(r.numel() + 6))
     return up(math.sqrt(min(plain, scaled) + TINY), 2)
