@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rnnaudit import runtime
 from rnnaudit.data import Data
 from rnnaudit.errors import UnsupportedModelError
-from rnnaudit.examine import Examination
+from rnnaudit.examine import Examination, Progress
 from rnnaudit.model import Model
 from rnnaudit.results import Equivalence, Export
 from rnnaudit.runtime import Interface
@@ -25,8 +25,6 @@ from rnnaudit.verification.slots import of_graph, of_port
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-Progress = Callable[[str, float], None]
 
 TRIES = 5
 """How many plans are written and verified before a truncation is given up."""
@@ -124,7 +122,7 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
         path=str(output),
         form=_each(trial.forms, Form.describe),
         truncations=trial.plan.truncations,
-        opset=trial.graph.opset_imports[""],
+        opset=_opset(trial.graph),
         bytes_before=size,
         bytes_after=trial.file.stat().st_size,
         milliseconds_before=times[0],
@@ -135,6 +133,12 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
         initial_state="; ".join(dict.fromkeys(r.initial.describe() for r in cut)),
         form_reason=_each(trial.forms, lambda form: form.why),
     )
+
+
+def _opset(graph: ir.Model) -> int:
+    """Return the version of ONNX's own operators, whichever of its two names is imported."""
+    imports = graph.opset_imports
+    return imports[""] if "" in imports else imports["ai.onnx"]
 
 
 def _each(forms: Mapping[str, Form], say: Callable[[Form], str]) -> str:

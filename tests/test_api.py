@@ -1,6 +1,9 @@
 """The public API refuses arguments that make no sense before any work is done."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -51,3 +54,11 @@ def test_data_may_be_a_path_of_either_kind(model, tmp_path):
     for data in (tmp_path / "wide.npy", str(tmp_path / "wide.npy")):
         with pytest.raises(LoadError, match="must have 2 features per step, got 5"):
             rnnaudit.audit(model, data=data)
+
+
+def test_a_model_may_import_the_operators_by_their_long_name(tmp_path):
+    latch = onnx.load(Path(__file__).parent.parent / "sample_models" / "latch.onnx")
+    latch.opset_import[0].domain = "ai.onnx"
+    onnx.save(latch, tmp_path / "latch.onnx")
+    report = rnnaudit.truncate(tmp_path / "latch.onnx", tmp_path / "out.onnx", depth=3)
+    assert report.export.opset == 17
