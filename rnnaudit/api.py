@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -11,17 +11,15 @@ from typing import Literal
 
 from rnnaudit import assembly, loaders, trial
 from rnnaudit.data import Data, load_data
-from rnnaudit.depth import Norm
 from rnnaudit.errors import UsageError
-from rnnaudit.examine import Examination, Settings, examine
+from rnnaudit.examine import Examination, Progress, Settings, examine
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.planning import Wanted, chosen, plans
-from rnnaudit.results import Export, Report, Skipped
+from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Plan, Shape
 from rnnaudit.verification import verify as compare
 
-Progress = Callable[[str, float], None]
 Source = Model | str | Path
 
 
@@ -87,7 +85,7 @@ def truncate(
     eps: float = 1e-3,
     depth: int | None = None,
     evidence: Literal["proved", "measured"] | None = None,
-    max_depth: int = 512,
+    max_depth: int = MAX_DEPTH,
     data: Data | str | Path | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,

@@ -13,16 +13,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.model import Cell, Layer, Readout, Recurrence, Stack
-from rnnaudit.results import EPSILONS
+from rnnaudit.results import EPSILONS, Norm
 
-Norm = Literal["max", "2"]
 Progress = Callable[[float], None]
 
 # Two states that agree to this, relative to the largest |s| or 1, count as merged. It is

@@ -16,7 +16,7 @@ from rnnaudit.certificates import (
     certify_stack,
 )
 from rnnaudit.data import Data
-from rnnaudit.depth import DepthStudy, Norm, pool, study_recurrence, study_stack
+from rnnaudit.depth import DepthStudy, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import lambda_below, lyapunov, norm_curve
 from rnnaudit.evidence import measured_depth
@@ -29,10 +29,12 @@ from rnnaudit.results import (
     LyapunovExponent,
     MeasuredDepth,
     NoProof,
+    Norm,
     NormCurve,
 )
 
 Progress = Callable[[str, float], None]
+"""Called with what is being done and the share that is done."""
 
 PROOF_SHARE = 0.4
 """Share of the time budget that proofs may take."""

@@ -7,6 +7,7 @@ A number that does not exist is ``None``, never NaN or infinity.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +16,14 @@ Verdict = Literal["stable", "unstable", "undecided"]
 Severity = Literal["error", "warning", "note"]
 Evidence = Literal["proved", "measured", "synthetic", "chosen"]
 
+Norm = Literal["max", "2"]
+"""Of an error over the output units of one position: the largest |Δ|, or ‖Δ‖₂."""
+
 EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""Every ε that a report's table has."""
+
+MAX_DEPTH = 512
+"""The largest depth that ``truncate`` takes unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class LyapunovExponent:
     @property
     def half_life(self) -> float | None:
         """Steps in which a perturbation halves, ``ln 2 / (−Λ₁)``; None where it does not."""
-        return 0.6931471805599453 / -self.max if self.max < 0 else None
+        return math.log(2) / -self.max if self.max < 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,7 @@ class Report:
     verdict: Verdict
     recurrences: tuple[RecurrenceReport, ...]
     eps: float
-    norm: str
+    norm: Norm
     depth: Depth
     table: tuple[Depth, ...]
     scope: str

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from rnnaudit.cli import inputs, options, output
+from rnnaudit.results import MAX_DEPTH
 
 EXAMPLES = """Examples:
 
@@ -23,7 +24,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     output_file: options.ModelFile = None,
     depth: options.Depth = None,
     evidence: options.Proof = None,
-    max_depth: options.MaxDepth = 512,
+    max_depth: options.MaxDepth = MAX_DEPTH,
     layer: options.Layer = None,
     layer_form: options.LayerForm = options.Form.AUTO,
     keep_ops: options.KeepOps = False,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rnnaudit.reports import numbers
 from rnnaudit.results import (
+    MAX_DEPTH,
     Depth,
     Equivalence,
     Evidence,
@@ -19,9 +20,6 @@ from rnnaudit.results import (
     RecurrenceReport,
     Report,
 )
-
-MAX_DEPTH = 512
-"""The largest depth that ``truncate`` takes unless told otherwise."""
 
 CUT = "RA208"
 """The finding that the time budget ended a measurement."""
