@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,14 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a graph takes and gives; inputs with a stored default are left out."""
+    """What a graph takes and gives; inputs with a stored default are left out.
+
+    ``metadata`` is what the model's maker wrote beside the graph.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(
@@ -140,16 +144,18 @@ def latency(
 
 
 def describe(model: Path | bytes) -> Interface:
-    """Read a graph's inputs and outputs without running it.
+    """Read a graph's inputs, outputs and metadata without running it.
 
     Raises:
         LoadError: The file cannot be read or is not an ONNX model.
     """
-    graph = _parse(model).graph
+    proto = _parse(model)
+    graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
     return Interface(
         tuple(_port(value) for value in graph.input if value.name not in stored),
         tuple(_port(value) for value in graph.output),
+        {entry.key: entry.value for entry in proto.metadata_props},
     )
 
 
@@ -170,7 +176,11 @@ def _parse(model: Path | bytes) -> onnx.ModelProto:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except (OSError, DecodeError) as error:
         name = "the given bytes" if isinstance(model, bytes) else str(model)
-        raise LoadError(f"an ONNX model was wanted, {name} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged, or another kind"
+        raise LoadError(
+            f"an ONNX model was wanted, {name} cannot be read: {reason}",
+            help="check the path, or export the model again",
+        ) from error
     return proto
 
 

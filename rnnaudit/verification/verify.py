@@ -15,7 +15,7 @@ import numpy as np
 
 from rnnaudit import runtime
 from rnnaudit.data import Data
-from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
+from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.model import Model
 from rnnaudit.results import Equivalence
 from rnnaudit.verification.inputs import Box, Feed, feeds, lengths
@@ -73,9 +73,9 @@ def verify(
     budget = TIME_BUDGET if time_budget is None else _positive(time_budget, "the time budget")
     candidate, started = Path(candidate), time.perf_counter()
     interface = runtime.describe(candidate)
-    stored = _stored(candidate)
-    cut = _known(original, depths if depths is not None else stored.depths)
-    blocks = _known(original, stored.blocks)
+    stored = interface.metadata
+    cut = _known(original, depths if depths is not None else _sizes(stored.get("rnnaudit.depths")))
+    blocks = _known(original, _sizes(stored.get("rnnaudit.blocks")))
     source: Original = (Weights if original.graph is None else Graph)(
         original, interface, Cut(cut, blocks)
     )
@@ -130,21 +130,8 @@ def _positive(value: float, what: str) -> float:
     return value
 
 
-def _stored(candidate: Path) -> Cut:
-    """Read what ``truncate`` wrote into a model; empty in a model of other origin."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(candidate, load_external_data=False)
-    except (OSError, DecodeError) as error:
-        raise LoadError(f"an ONNX model was wanted, {candidate} cannot be read: {error}") from error
-    stored = {entry.key: entry.value for entry in model.metadata_props}
-    return Cut(_sizes(stored.get("rnnaudit.depths")), _sizes(stored.get("rnnaudit.blocks")))
-
-
 def _sizes(text: str | None) -> Mapping[str, int]:
-    """Parse numbers by label; nothing where the text is not that."""
+    """Read what ``truncate`` wrote, numbers by label; nothing where the text is not that."""
     try:
         return {str(label): int(size) for label, size in json.loads(text or "{}").items()}
     except (ValueError, AttributeError, TypeError):
