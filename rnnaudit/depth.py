@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from rnnaudit import cells
-from rnnaudit.model import Cell, Layer, Readout, Recurrence, Stack
+from rnnaudit.cells.chain import Chain
+from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.results import EPSILONS, Norm
 
 Progress = Callable[[float], None]
@@ -136,40 +137,6 @@ def _spread(study: DepthStudy, depths: Sequence[int]) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _System:
-    """Cells that feed one another and are restarted together; their states side by side."""
-
-    cells: tuple[Cell, ...]
-    start: Tensor
-    readout: Readout | None
-
-    @property
-    def width(self) -> int:
-        """Numbers that one restart keeps in the cache during a step."""
-        return max(5 * cell.state_size for cell in self.cells)
-
-    def advance(self, s: Tensor, z: Tensor) -> Tensor:
-        """Step every cell once; z [..., Z] drives the first."""
-        if len(self.cells) == 1:
-            return cells.advance(self.cells[0], s, z)
-        states: list[Tensor] = []
-        for cell, before in zip(self.cells, s.split(self._sizes, dim=-1), strict=True):
-            if states:
-                z = cells.drive(cell, cells.output(self.cells[len(states) - 1], states[-1]))
-            states.append(cells.advance(cell, before, z))
-        return torch.cat(states, dim=-1)
-
-    def deviation(self, gap: Tensor, norm: Norm) -> Tensor:
-        """Return the size [...] of the output's deviation under a state's gap [..., S]."""
-        last = gap[..., gap.shape[-1] - self.cells[-1].state_size :]
-        return _size(_read(cells.output(self.cells[-1], last), self.readout), norm)
-
-    @property
-    def _sizes(self) -> list[int]:
-        return [cell.state_size for cell in self.cells]
-
-
 def _read(gap: Tensor, readout: Readout | None) -> Tensor:
     return gap if readout is None else gap @ readout.A.mT
 
@@ -235,7 +202,7 @@ def study_recurrence(
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
     """
-    system = _System((recurrence.cell,), recurrence.initial.value, readout)
+    system = Chain.of([recurrence], readout)
     return _study(system, cells.reads(recurrence, x), _How.of(norm, floor, budget_s, progress))
 
 
@@ -273,18 +240,14 @@ def study_stack(
         layer.bidirectional for layer in stack.layers
     )
     if one_way and not layerwise:
-        system = _System(
-            tuple(r.cell for r in recurrences),
-            torch.cat([r.initial.value for r in recurrences]),
-            stack.readout,
-        )
+        system = Chain.of(recurrences, stack.readout)
         return _study(system, cells.reads(recurrences[0], x), how)
     if len(stack.layers) == 1:
         return _study_layer(stack.layers[0], stack.readout, x, how)
     return _study_grid(stack, x, epsilons, how)
 
 
-def _study(system: _System, x: Tensor, how: _How) -> DepthStudy:
+def _study(system: Chain, x: Tensor, how: _How) -> DepthStudy:
     """Study x in groups of sequences that fit in memory together, the budget shared evenly."""
     N, T, _ = x.shape
     numbers = T * (3 * system.start.shape[0] + system.width)
@@ -332,12 +295,12 @@ class _Block:
 class _Restarts:
     """All restarts of a group of sequences [N, T, I], time first so that a shift is a slice."""
 
-    def __init__(self, system: _System, x: Tensor, floor: float) -> None:
+    def __init__(self, system: Chain, x: Tensor, floor: float) -> None:
         """Run the true trajectories and place a restart after each step but the last."""
         self.system = system
         self.N, self.T, _ = x.shape
         self.depth = 0
-        z = cells.drive(system.cells[0], x.transpose(0, 1))
+        z = system.drive(x.transpose(0, 1))
         true = x.new_empty(self.T, self.N, system.start.shape[0])
         s = system.start.to(x).expand(self.N, -1)
         for t in range(self.T):
@@ -382,15 +345,14 @@ class _Restarts:
 
     def deviations(self) -> Tensor:
         """Return the gaps of the last cell's outputs [N, T, H] at the depth reached."""
-        cell = self.system.cells[-1]
         if self.depth == 0:
-            gap = cells.output(cell, self.system.start - self.true)
+            gap = self.system.output(self.system.start - self.true)
             return gap.reshape(self.T, self.N, -1).transpose(0, 1)
-        gap = self.true.new_zeros(self.T * self.N, cell.hidden_size)
+        gap = self.true.new_zeros(self.T * self.N, self.system.cells[-1].hidden_size)
         shift = (self.depth - 1) * self.N
         for block in self.blocks:
             apart = block.states - block.take(self.true, shift)
-            gap[block.rows + shift] = cells.output(cell, apart)
+            gap[block.rows + shift] = self.system.output(apart)
         gap = gap.reshape(self.T, self.N, -1)
         gap[:, ~self.finite] = torch.nan
         return gap.transpose(0, 1)
@@ -404,7 +366,7 @@ class _Restarts:
 def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
     """Sweep in stages until all restarts have merged, the data or the budget end."""
     N, T, system = restarts.N, restarts.T, restarts.system
-    size = system.deviation(system.start - restarts.true, how.norm)
+    size = _size(system.deviation(system.start - restarts.true), how.norm)
     errors = [size.reshape(T, N).amax(0)]
     work = max(1.0, restarts.work())
     cut = False
@@ -417,7 +379,9 @@ def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
                 break
             for j in range(_STAGE):
                 rows, gap = restarts.sweep(block, first + j)
-                stage[j].scatter_reduce_(0, rows % N, system.deviation(gap, how.norm), "amax")
+                stage[j].scatter_reduce_(
+                    0, rows % N, _size(system.deviation(gap), how.norm), "amax"
+                )
                 if not len(block.rows):
                     break
         else:
@@ -446,8 +410,8 @@ class _Direction:
     def __init__(self, recurrence: Recurrence, x: Tensor, floor: float) -> None:
         """Run the true trajectory of inputs x [N, T, I], aligned with time."""
         self.recurrence = recurrence
-        system = _System((recurrence.cell,), recurrence.initial.value, None)
-        self.restarts = _Restarts(system, cells.reads(recurrence, x), floor)
+        reading = cells.reads(recurrence, x)
+        self.restarts = _Restarts(Chain.of([recurrence]), reading, floor)
 
     def gap(self, depth: int) -> Tensor:
         """Return the outputs' deviations [N, T, H] at a depth not below the one before."""

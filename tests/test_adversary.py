@@ -1,0 +1,179 @@
+"""Witnesses replay, refute only what is false, and are found where memory is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnnaudit import cells
+from rnnaudit.cells.chain import Chain
+from rnnaudit.certificates import Domain, certify
+from rnnaudit.estimators.adversary import Witness, distances, refute
+from rnnaudit.model import (
+    RELU,
+    ElmanCell,
+    GRUCell,
+    InitialState,
+    Layer,
+    LSTMCell,
+    Readout,
+    Recurrence,
+    Stack,
+)
+from rnnaudit.results import EPSILONS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """These matrices are small: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def draw(rng, *shape):
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+def elman(W, U, b=None):
+    W, U = torch.tensor(W, dtype=torch.float64), torch.tensor(U, dtype=torch.float64)
+    b = torch.zeros(len(W)) if b is None else torch.tensor(b)
+    return recurrence(ElmanCell(W, U, b.double()))
+
+
+def recurrence(cell, layer=0):
+    return Recurrence("r", layer, cell, InitialState(torch.zeros(cell.state_size).double()))
+
+
+def random_cell(kind, width, H, rng, gain):
+    g = gain / math.sqrt(H)
+    if kind == "elman":
+        return ElmanCell(g * draw(rng, H, H), draw(rng, H, width), draw(rng, H))
+    if kind == "gru":
+        parts = draw(rng, 3 * H, width), g * draw(rng, 3 * H, H)
+        return GRUCell(*parts, draw(rng, 3 * H), draw(rng, 3 * H))
+    return LSTMCell(draw(rng, 4 * H, width), g * draw(rng, 4 * H, H), draw(rng, 4 * H))
+
+
+def unit_box(width, reach=1.0):
+    return torch.full((width,), -reach).double(), torch.full((width,), reach).double()
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    kinds=st.lists(st.sampled_from(["elman", "gru", "lstm"]), min_size=1, max_size=2),
+    norm=st.sampled_from(["max", "2"]),
+)
+def test_a_witness_is_in_the_domain_and_replays_as_the_truncated_model(seed, kinds, norm):
+    rng = torch.Generator().manual_seed(seed)
+    widths = [2] + [4] * (len(kinds) - 1)
+    layers = tuple(
+        Layer((recurrence(random_cell(kind, width, 4, rng, 1.5), i),))
+        for i, (kind, width) in enumerate(zip(kinds, widths, strict=True))
+    )
+    stack = Stack("s", layers, Readout("y", draw(rng, 3, 4), draw(rng, 3)))
+    low, high = torch.tensor([-1.0, 0.0]).double(), torch.tensor([0.5, 2.0]).double()
+    chain = Chain.of(list(stack.recurrences()), stack.readout)
+    found = refute(
+        chain, low, high, horizon=12, restarts=8, steps=4, prefix=10, seed=seed, norm=norm
+    )
+    for witness in found.witnesses:
+        x = torch.cat([witness.prefix, witness.inputs])[None]
+        assert ((x >= low) & (x <= high)).all()
+        full = cells.run_stack(stack, x)
+        P = len(witness.prefix)
+        for j in range(1, len(witness.inputs) + 1):
+            window = cells.run_stack(stack, x[:, P : P + j])
+            gap = full[0, P + j - 1] - window[0, -1]
+            size = gap.abs().max() if norm == "max" else gap.norm()
+            assert size == pytest.approx(float(witness.distances[j]), rel=1e-6, abs=1e-11)
+
+
+def test_a_latch_is_refuted_at_every_depth_of_the_horizon():
+    found = refute(Chain.of([elman([[5.0]], [[5.0]])]), *unit_box(1), horizon=512, prefix=8)
+    assert found.never_forgets(0.1)
+    assert found.refuted_below(1e-6) == 513
+    (witness,) = found.witnesses
+    assert witness.distances[-1] > 0.9
+
+
+def test_a_cell_that_no_prefix_can_set_is_not_refuted_although_states_stay_apart():
+    # h' = tanh(5h) from 0: ±0.9999 never meet, yet nothing reaches them, and every k is exact.
+    found = refute(Chain.of([elman([[5.0]], [[0.0]])]), *unit_box(1), horizon=64, prefix=8)
+    assert found.refuted_below(1e-6) is None
+    assert found.witnesses == ()
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9])
+def test_a_leaky_integrator_is_refuted_up_to_its_geometric_series(decay):
+    # From x ≡ 1 in the prefix the error at depth j is decay^j (1 − decay^P)/(1 − decay).
+    r = recurrence(
+        ElmanCell(*torch.tensor([[[decay]], [[1.0]]]).double(), torch.zeros(1).double(), RELU)
+    )
+    found = refute(Chain.of([r]), torch.zeros(1).double(), torch.ones(1).double(), horizon=256)
+    for eps in (1e-1, 1e-3):
+        series = (1 - decay**64) / (1 - decay)
+        exact = math.floor(math.log(series / eps) / math.log(1 / decay)) + 1
+        assert found.refuted_below(eps) == exact
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(["elman", "gru", "lstm"]),
+    gain=st.floats(0.1, 0.7),
+)
+def test_no_witness_refutes_a_proved_depth(seed, kind, gain):
+    rng = torch.Generator().manual_seed(seed)
+    r = recurrence(random_cell(kind, 2, 4, rng, gain))
+    proofs = certify(r, Domain(-1.0, 1.0, "|x| ≤ 1"))
+    found = refute(
+        Chain.of([r]), *unit_box(2), horizon=64, restarts=8, steps=6, prefix=16, seed=seed
+    )
+    for eps in EPSILONS:
+        proved = proofs.depth(eps)
+        if proved is not None:
+            assert (found.refuted_below(eps) or 0) <= proved
+
+
+def test_the_same_seed_finds_the_same_witness_and_examples_are_starts():
+    rng = torch.Generator().manual_seed(3)
+    chain = Chain.of([recurrence(random_cell("gru", 2, 6, rng, 1.0))])
+    examples = 5 * draw(rng, 4, 30, 2)
+    arguments = {"horizon": 16, "restarts": 8, "steps": 3, "prefix": 8}
+    first = refute(chain, *unit_box(2), **arguments, examples=examples, seed=1)
+    again = refute(chain, *unit_box(2), **arguments, examples=examples, seed=1)
+    assert len(first.witnesses) == len(again.witnesses)
+    for a, b in zip(first.witnesses, again.witnesses, strict=True):
+        assert torch.equal(a.prefix, b.prefix)
+        assert torch.equal(a.inputs, b.inputs)
+        assert a.prefix.abs().max() <= 1
+
+
+def test_a_search_without_time_ends_with_what_it_has():
+    rng = torch.Generator().manual_seed(4)
+    chain = Chain.of([recurrence(random_cell("lstm", 2, 6, rng, 1.0))])
+    assert refute(chain, *unit_box(2), budget_s=0.0).refuted_below(1e-3) is None
+
+
+def test_depths_below_a_refuted_one_need_not_be_wrong_themselves():
+    gap = torch.tensor([0.0, 0.2, 0.0, 0.3, 0.05], dtype=torch.float64)
+    witness = Witness(torch.zeros(3, 1).double(), torch.zeros(4, 1).double(), gap, "max")
+    assert witness.refuted_below(0.1) == 4
+    assert witness.refuted_below(0.01) == 5
+    assert witness.refuted_below(0.5) == 0
+
+
+def test_two_runs_that_both_overflow_are_no_evidence():
+    weight = torch.full((1, 1), 1e200, dtype=torch.float64)
+    r = recurrence(ElmanCell(weight, torch.ones(1, 1).double(), torch.zeros(1).double(), RELU))
+    ones = torch.ones(1, 8, 1, dtype=torch.float64)
+    apart = distances(Chain.of([r]), ones, ones)
+    assert apart[0, 1] == math.inf
+    assert apart[0, -1] == 0.0
