@@ -324,14 +324,13 @@ def _domain(
     Behind other operators of a graph a layer's own inputs are not the caller's, so that
     their box on the data, or on synthetic inputs, is all that is known.
     """
-    direct = model.graph is None or model.whole
-    if direct and settings.input_range is not None:
+    if model.direct and settings.input_range is not None:
         low, high = settings.input_range
         return Domain(low, high, f"{low:g} ≤ x ≤ {high:g}")
-    if direct and data is None:
+    if model.direct and data is None:
         return Domain()
-    low_, high_ = _box(groups)
-    return Domain(low_, high_, "the box of the data" if direct else "the box of the layer's inputs")
+    whose = "the data" if model.direct else "the layer's inputs"
+    return Domain(*_box(groups), f"the box of {whose}")
 
 
 def _spectral_norm(recurrence: Recurrence) -> float | None:

@@ -409,6 +409,11 @@ class Model:
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()
 
+    @property
+    def direct(self) -> bool:
+        """Whether stacks read the caller's inputs: no other operator of a graph is around them."""
+        return self.graph is None or self.whole
+
     def recurrences(self) -> Iterator[Recurrence]:
         """Yield each recurrence of each stack."""
         for stack in self.stacks:

@@ -109,8 +109,11 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
     Behind other operators of a graph a proof speaks of the recurrence's own output under
     inputs that nobody bounds, so that it says nothing of the graph's outputs.
     """
-    covered = found.model.graph is None or found.model.whole
-    if not covered or isinstance(stack.certificate, NoProof) or wanted.evidence == "measured":
+    if (
+        not found.model.direct
+        or isinstance(stack.certificate, NoProof)
+        or wanted.evidence == "measured"
+    ):
         return None
     depths = stack.certificate.layerwise(wanted.eps)
     if depths is None:
@@ -178,12 +181,12 @@ def _measured(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Itera
     the sequences measured are passed over; elsewhere the tolerance starts there.
     """
     target = wanted.eps / MARGIN
-    covered = found.model.graph is None or found.model.whole
+    direct = found.model.direct
     rows = usable(found, stack, target)
     last: Depths | None = None
-    passed = not covered
+    passed = not direct
     for factor in _LADDER:
-        if not covered and factor > 1:
+        if not direct and factor > 1:
             continue
         depths = {}
         for recurrence in wanted.cut(stack):
