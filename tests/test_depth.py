@@ -387,3 +387,14 @@ def test_a_counter_drifts_and_a_default_lstm_does_not():
     calm = random_cell("lstm", 1, 6, rng, 0.3)
     assert evidence.drift(recurrence(calm), draw(rng, 4, 200, 1), "lstm") is None
     assert evidence.drift(latch(), x, "rnn") is None
+
+
+def test_slow_cells_under_noise_seldom_seem_to_drift():
+    rng = torch.Generator().manual_seed(10)
+    seen = 0
+    for _ in range(20):
+        W, U, b = draw(rng, 128, 1), torch.zeros(128, 32).double(), torch.zeros(128).double()
+        b[32:64] = 2.5  # f about 0.92: what is held changes slowly
+        cell = LSTMCell(2 * W, U, b)
+        seen += evidence.drift(recurrence(cell), draw(rng, 8, 240, 1), "lstm") is not None
+    assert seen <= 1
