@@ -220,6 +220,12 @@ FINDINGS: tuple[Known, ...] = (
         "give --data: what your inputs are like decides the depth",
     ),
     Known(
+        "RA213",
+        "error",
+        "The certificate does not prove what it claims of this model",
+        "certify the model again; a certificate fits one set of weights, to the last bit",
+    ),
+    Known(
         "RA301",
         "warning",
         "The depth rests on evidence weaker than a proof",

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates import elman, gated  # noqa: F401  (registers the kinds)
+from rnnaudit.certificates.checker import CertificateError, Checked, Claim, check
+from rnnaudit.certificates.document import document
 from rnnaudit.certificates.interface import (
     Certificate,
     CertificateSet,
@@ -26,12 +28,17 @@ from rnnaudit.results import NoProof
 
 __all__ = [
     "Certificate",
+    "CertificateError",
     "CertificateSet",
+    "Checked",
+    "Claim",
     "Domain",
     "Norm",
     "StackCertificate",
     "certify",
     "certify_stack",
+    "check",
+    "document",
 ]
 
 

@@ -20,8 +20,17 @@ from torch import Tensor
 
 from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
-from rnnaudit.certificates.intervals import Interval, affine, apply, raised, slopes
+from rnnaudit.certificates.intervals import (
+    Interval,
+    affine,
+    apply,
+    loosened,
+    raised,
+    settled,
+    slopes,
+)
 from rnnaudit.certificates.quadratic import (
+    Form,
     LastStep,
     Metric,
     QuadraticCertificate,
@@ -53,11 +62,14 @@ def reachable(recurrence: Recurrence, domain: Domain) -> Interval:
     drive = affine(cell.U, x, cell.b)
     everything = torch.full_like(cell.b, math.inf)
     box = Interval(-everything, everything)
+
+    def step(states: Interval) -> Interval:
+        return apply(cell.activation, affine(cell.W, states) + drive, cell.clip).hull(start)
+
     for _ in range(64):
-        image = apply(cell.activation, affine(cell.W, box) + drive, cell.clip)
-        smaller = image.hull(start).meet(box)
+        smaller = step(box).meet(box)
         if smaller.finite and bool(((box.hi - box.lo) - (smaller.hi - smaller.lo)).max() < 1e-6):
-            return smaller
+            return settled(smaller, step)
         if not smaller.finite and smaller.inside(box) and box.inside(smaller):
             return _grown(cell, drive, start)
         box = smaller
@@ -165,7 +177,7 @@ def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -
         search.fail("slopes", f"{cell.activation.name} jumps, so no slope bounds its steps")
         return
     start = recurrence.initial.value
-    zero = torch.zeros_like(start)
+    zero, sector = torch.zeros_like(start), loosened(sector)
     wide = Interval(torch.minimum(sector.lo, zero), torch.maximum(sector.hi, zero))
     first = apply(
         cell.activation, affine(cell.W, Interval.point(start)) + drive, cell.clip
@@ -178,7 +190,7 @@ def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -
         anywhere=everywhere.inside(wide),
     )
     gain = raised(sector.size[:, None] * cell.U.abs()) * (cell.U != 0)
-    search.dynamics = Dynamics((states.lo, states.hi), gain)
+    search.dynamics = Dynamics((states.lo, states.hi), gain, (states.lo, states.hi))
     _comparison(facts, sector, search)
     _spectral(facts, wide, search)
     _circle(facts, wide, sector, search)
@@ -217,6 +229,8 @@ class _Facts:
             LastStep(self.cell.W, sector.size, zeroable),
             self.anywhere and zeroable,
             norm,
+            # The loop's matrix has wᵀTw where this one has 2wᵀTw.
+            Form(sector, 2.0),
         )
 
 

@@ -16,7 +16,7 @@ from rnnaudit.certificates.circle import (
 )
 from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
-from rnnaudit.certificates.intervals import Interval, apply, times_above
+from rnnaudit.certificates.intervals import Interval, apply, loosened, times_above
 from rnnaudit.certificates.loops import (
     Loop,
     Place,
@@ -32,7 +32,7 @@ from rnnaudit.certificates.places import (
     lstm_place,
     reachable_box,
 )
-from rnnaudit.certificates.quadratic import Metric, QuadraticCertificate, radius_of_box
+from rnnaudit.certificates.quadratic import Form, Metric, QuadraticCertificate, radius_of_box
 from rnnaudit.model import GRUCell, LSTMCell, Recurrence
 from rnnaudit.norms import up
 
@@ -91,7 +91,7 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         search.fail("slopes", "an activation jumps, so no slope bounds its steps")
         return None
     gain = comparison_matrix(flat[0], flat[1], of_input=True)
-    search.dynamics = Dynamics((h.lo, h.hi), gain)
+    search.dynamics = Dynamics((h.lo, h.hi), gain, (states.lo, states.hi))
     begin = Interval.point(start)
     return Facts(
         cell,
@@ -177,7 +177,7 @@ def tempered(sector: Interval) -> Interval:
 
 
 def _circle(facts: Facts, search: Search) -> None:
-    loop, sector = facts.mixed[0], tempered(facts.mixed[1])
+    loop, sector = facts.mixed[0], tempered(loosened(facts.mixed[1]))
     closed = close(loop, sector)
     if not bool(torch.isfinite(closed.A).all() and torch.isfinite(closed.B).all()):
         return
@@ -208,7 +208,12 @@ def _circle(facts: Facts, search: Search) -> None:
         return
     search.certificates.append(
         QuadraticCertificate(
-            "circle criterion", facts.domain, tuple(members), facts.box, facts.cell.hidden_size
+            "circle criterion",
+            facts.domain,
+            tuple(members),
+            facts.box,
+            facts.cell.hidden_size,
+            form=Form(sector),
         )
     )
 

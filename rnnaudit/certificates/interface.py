@@ -125,10 +125,12 @@ class Dynamics:
     Attributes:
         outputs: Ends [H] of a box that holds every reachable output.
         gain: Bound [S, I] on |∂s'/∂x| entrywise.
+        states: Ends [S] of a box that holds every reachable state.
     """
 
     outputs: tuple[Tensor, Tensor]
     gain: Tensor
+    states: tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

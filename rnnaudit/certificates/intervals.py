@@ -9,6 +9,7 @@ Infinite ends mean an unbounded side; 0 · ∞ is 0, as it is for sets.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -225,3 +226,27 @@ def slopes(activation: Activation, v: Interval, clip: float | None = None) -> In
             torch.where(cut, box.hi.clamp(min=0), box.hi),
         )
     return box
+
+
+def settled(box: Interval, image: Callable[[Interval], Interval]) -> Interval:
+    """Widen a box a little so that it holds its own image with room for rounding to spare.
+
+    A box from which no such widening is found is returned as it is.
+    """
+    width = box.hi - box.lo
+    for part in (1e-9, 1e-6, 1e-3):
+        room = 1e-4 * part * width + 1e-13
+        wider = Interval(box.lo - part * width - 1e-10, box.hi + part * width + 1e-10)
+        for _ in range(30):
+            after = image(wider)
+            after = Interval(after.lo - room, after.hi + room)
+            if not wider.finite or after.inside(wider):
+                return wider
+            wider = wider.hull(Interval(after.lo - room, after.hi + room))
+    return box
+
+
+def loosened(sector: Interval) -> Interval:
+    """Widen the intervals of multipliers by 1e-10 of their size, so that any checker's hold."""
+    more = 1e-10 * sector.size + 1e-250
+    return Interval(sector.lo - more, sector.hi + more)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.intervals import Interval, affine, apply, raised
+from rnnaudit.certificates.intervals import Interval, affine, apply, raised, settled
 from rnnaudit.certificates.loops import Place, complement, drives
 from rnnaudit.model import GRUCell, LSTMCell
 
@@ -79,6 +79,20 @@ def lstm_image(cell: LSTMCell, x: Interval, start: Tensor, box: Interval) -> Int
     return Interval(torch.cat([h_next.lo, accumulated.lo]), torch.cat([h_next.hi, accumulated.hi]))
 
 
+def _lstm_step(cell: LSTMCell, x: Interval, start: Tensor, box: Interval) -> Interval:
+    """Bound the states one step after ``box``, and the initial state."""
+    P = cell.hidden_size
+    h, c = Interval(box.lo[:P], box.hi[:P]), Interval(box.lo[P:], box.hi[P:])
+    place = lstm_place(cell, x, h, c)
+    c_next = place.state["c_next"]
+    o = apply(cell.gate, place.pre["o"], cell.clip)
+    out = o * apply(cell.squash, c_next, cell.clip if cell.clip_output else None)
+    if cell.projection is not None:
+        out = affine(cell.projection, out)
+    after = Interval(torch.cat([out.lo, c_next.lo]), torch.cat([out.hi, c_next.hi]))
+    return after.hull(Interval.point(start))
+
+
 def _accumulated(f: Interval, write: Interval, start: Interval) -> Interval:
     """Bound every c of c' = f c + write that begins in ``start``: sup write / (1 − sup f)."""
     # With |c| ≤ m for all c so far, |c'| ≤ F m + |write|, and m = |write| / (1 − F) is kept.
@@ -139,12 +153,17 @@ def reachable_box(cell: LSTMCell | GRUCell, x: Interval, start: Tensor) -> Inter
             return gru_image(cell, x, start, box)
         return lstm_image(cell, x, start, box)
 
+    def step(box: Interval) -> Interval:
+        if isinstance(cell, GRUCell):
+            return gru_image(cell, x, start, box)
+        return _lstm_step(cell, x, start, box)
+
     everything = Interval.symmetric(torch.full_like(start, math.inf))
     box = everything
     for _ in range(_ROUNDS):
         smaller = image(box).meet(box)
         if smaller.finite and bool(((box.hi - box.lo) - (smaller.hi - smaller.lo)).max() < 1e-9):
-            return smaller
+            return settled(smaller, step)
         if not smaller.finite and smaller.inside(box) and box.inside(smaller):
             break
         box = smaller

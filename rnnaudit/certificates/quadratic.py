@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates.interface import Gauge, Norm, geometric_depth
-from rnnaudit.certificates.intervals import times_above
+from rnnaudit.certificates.intervals import Interval, times_above
 from rnnaudit.model import Readout
 from rnnaudit.norms import (
     TINY,
@@ -56,6 +56,14 @@ class LastStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """The matrix inequality behind a proof: the sector, and what T is multiplied by in it."""
+
+    sector: Interval
+    times: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class QuadraticCertificate:
     """A family of metrics of one method; ``depth`` takes the member that serves it best.
 
@@ -72,6 +80,7 @@ class QuadraticCertificate:
     last: LastStep | None = None
     anywhere: bool = False
     norm: str = "weighted 2-norm"
+    form: Form | None = None
 
     @property
     def bound(self) -> UpperBound:
@@ -87,20 +96,36 @@ class QuadraticCertificate:
         radius: float | None = None,
     ) -> int | None:
         """Return the smallest proved depth; see ``Certificate.depth``."""
-        best: int | None = None
-        for member in self.members:
-            first, later = _reach(self, member, readout, norm)
-            if radius is None:
-                first = min(up(first * member.radius, 2), _from_box(self, readout, norm))
-                later = up(later * member.radius, 2)
-            elif self.anywhere:
-                start = _widest(member.P) * radius
-                first, later = up(first * start, 4), up(later * start, 4)
-            else:
-                continue
-            k = geometric_depth(member.rate, first, later, eps)
-            best = k if best is None else best if k is None else min(best, k)
-        return best
+        depths = [self._depth(m, eps, readout, norm, radius) for m in self.members]
+        return min((k for k in depths if k is not None), default=None)
+
+    def member(self, eps: float) -> Metric:
+        """Return the member that proves the smallest depth of h for ε."""
+
+        def rank(member: Metric) -> tuple[float, float]:
+            k = self._depth(member, eps, None, "max", None)
+            return (math.inf if k is None else k), member.rate
+
+        return min(self.members, key=rank)
+
+    def _depth(
+        self,
+        member: Metric,
+        eps: float,
+        readout: Readout | None,
+        norm: Norm,
+        radius: float | None,
+    ) -> int | None:
+        first, later = _reach(self, member, readout, norm)
+        if radius is None:
+            first = min(up(first * member.radius, 2), _from_box(self, readout, norm))
+            later = up(later * member.radius, 2)
+        elif self.anywhere:
+            start = _widest(member.P) * radius
+            first, later = up(first * start, 4), up(later * start, 4)
+        else:
+            return None
+        return geometric_depth(member.rate, first, later, eps)
 
     def gauges(self) -> tuple[Gauge, ...]:
         """Return the norm of every member."""
