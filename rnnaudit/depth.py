@@ -97,6 +97,30 @@ class DepthStudy:
         return k if 2 * k <= horizon else None
 
 
+def merged(study: DepthStudy, owners: Tensor) -> DepthStudy:
+    """Join the rows of a study that belong to one sequence: the largest error counts.
+
+    Args:
+        study: Errors [N, D], one row for each of N inputs.
+        owners: The sequence of each row [N]; the result keeps their ascending order.
+    """
+    names, rows = owners.unique(return_inverse=True)
+    if len(names) == len(owners):
+        return study
+    errors = study.errors.new_zeros(len(names), study.errors.shape[1])
+    errors.index_reduce_(0, rows, study.errors, "amax")
+    first = [int((rows == n).nonzero()[0]) for n in range(len(names))]
+    return replace(
+        study,
+        errors=errors,
+        lengths=tuple(study.lengths[i] for i in first),
+        horizons=tuple(
+            min(study.horizons[i] for i in (rows == n).nonzero().flatten().tolist())
+            for n in range(len(names))
+        ),
+    )
+
+
 def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
     """Join studies of one model on sequences of several lengths.
 

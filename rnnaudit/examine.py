@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from rnnaudit.certificates import (
     certify_stack,
 )
 from rnnaudit.data import Data
-from rnnaudit.depth import DepthStudy, pool, study_recurrence, study_stack
+from rnnaudit.depth import DepthStudy, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import lambda_below, lyapunov, norm_curve
 from rnnaudit.evidence import measured_depth
@@ -200,28 +201,28 @@ def examine(
     stacks = []
     domains = []
     for i, stack in enumerate(model.stacks):
-        domain = _domain(model, seen.stacks[i], data, settings)
+        domain = _domain(model, seen.stacks[i], settings, synthetic=seen.synthetic[i])
         domains.append(domain)
-        parts = 1 + sum(1 for _ in stack.recurrences())
-        proof = certify_stack(
-            stack, domain, time_budget=work.seconds(PROOF_SHARE * parts), seed=settings.seed
-        )
+        proof = _prove(stack, domain, settings, work)
+        owners = seen.owners[i]
         for recurrence in stack.recurrences():
             groups = seen.recurrences[recurrence.label]
-            study = _measure(recurrence, groups, settings, work)
+            study = _measure(recurrence, _Inputs(groups, owners), settings, work)
             longest = groups[-1]
+            # Below the first layer what is read is an output, which the proof covers anyway.
+            covered = longest if recurrence.layer else _inside(longest, domain)
             found[recurrence.label] = Examined(
                 recurrence,
                 domain,
                 proof.recurrences[recurrence.label],
                 study,
                 seen.synthetic[i],
-                lower=lambda_below(recurrence, longest, seed=settings.seed),
+                lower=lambda_below(recurrence, covered, seed=settings.seed),
                 norms=norm_curve(recurrence, longest, seed=settings.seed),
                 lyapunov=lyapunov(recurrence, longest, seed=settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
             )
-        whole = _whole(stack, seen.stacks[i], settings, work)
+        whole = _whole(stack, _Inputs(seen.stacks[i], owners), settings, work)
         stacks.append(ExaminedStack(stack, proof, whole, seen.synthetic[i], seen.kinds[i]))
     names = " · ".join(dict.fromkeys(domain.name for domain in domains))
     return Examination(model, seen, settings, found, tuple(stacks), names, tuple(domains))
@@ -253,8 +254,18 @@ class _Work:
         return note
 
 
+class _Inputs(NamedTuple):
+    """Rows [N, T, I] in groups of one length, and the sequence that each row belongs to."""
+
+    groups: Sequence[Tensor]
+    owners: Sequence[Tensor]
+
+
 def _measure(
-    recurrence: Recurrence, groups: Sequence[Tensor], settings: Settings, work: _Work
+    recurrence: Recurrence,
+    inputs: _Inputs,
+    settings: Settings,
+    work: _Work,
 ) -> DepthStudy:
     """Measure a recurrence's own output on what it sees."""
     note = work.start(f"measuring {recurrence.label}")
@@ -262,10 +273,15 @@ def _measure(
     def study(x: Tensor, budget: float | None) -> DepthStudy:
         return study_recurrence(recurrence, x, norm=settings.norm, budget_s=budget, progress=note)
 
-    return _study(study, groups, _step_cost(recurrence), settings, work)
+    return _study(study, inputs, _step_cost(recurrence), settings, work)
 
 
-def _whole(stack: Stack, groups: Sequence[Tensor], settings: Settings, work: _Work) -> DepthStudy:
+def _whole(
+    stack: Stack,
+    inputs: _Inputs,
+    settings: Settings,
+    work: _Work,
+) -> DepthStudy:
     """Measure a stack's output, through its readout."""
     note = work.start(f"measuring {stack.name}")
 
@@ -284,12 +300,12 @@ def _whole(stack: Stack, groups: Sequence[Tensor], settings: Settings, work: _Wo
         cost += stack.readout.A.numel()
     if len(stack.layers) > 1 and not stack.causal:
         cost *= LAYERWISE
-    return _study(study, groups, cost, settings, work)
+    return _study(study, inputs, cost, settings, work)
 
 
 def _study(
     study: Callable[[Tensor, float | None], DepthStudy],
-    groups: Sequence[Tensor],
+    inputs: _Inputs,
     cost: float,
     settings: Settings,
     work: _Work,
@@ -300,14 +316,15 @@ def _study(
     model that never forgets is found out on the pilot. What is done depends on sizes
     alone, never on the clock, unless the caller set a time budget.
     """
+    groups, owners = inputs
     budget = work.seconds((1 - PROOF_SHARE) / len(groups))
     most = sum(cost * len(x) * x.shape[1] ** 2 / 2 for x in groups)
     longest = groups[-1]
     if most > AFFORDABLE and len(longest) > PILOT:
-        pilot = study(longest[:PILOT], budget)
+        pilot = merged(study(longest[:PILOT], budget), owners[-1][:PILOT])
         if None in pilot.needed(settings.eps):
             return pilot
-    return pool([study(x, budget) for x in groups])
+    return pool([merged(study(x, budget), own) for x, own in zip(groups, owners, strict=True)])
 
 
 def _step_cost(recurrence: Recurrence) -> float:
@@ -316,8 +333,20 @@ def _step_cost(recurrence: Recurrence) -> float:
     return float((cell.W if isinstance(cell, ElmanCell) else cell.U).numel())
 
 
+def _prove(stack: Stack, domain: Domain, settings: Settings, work: _Work) -> StackCertificate:
+    """Look for proofs of a stack whose initial states are known."""
+    computed = [r.label for r in stack.recurrences() if r.initial.source == "computed"]
+    if computed:
+        reason = NoProof(f"the graph computes the initial state of {computed[0]}")
+        none = {r.label: CertificateSet((), reason) for r in stack.recurrences()}
+        return StackCertificate(stack, none, reason.reason)
+    parts = 1 + sum(1 for _ in stack.recurrences())
+    budget = work.seconds(PROOF_SHARE * parts)
+    return certify_stack(stack, domain, time_budget=budget, seed=settings.seed)
+
+
 def _domain(
-    model: Model, groups: Sequence[Tensor], data: Data | None, settings: Settings
+    model: Model, groups: Sequence[Tensor], settings: Settings, *, synthetic: bool
 ) -> Domain:
     """Return the inputs that proofs cover: the range given, the data's box, or |x| ≤ 1.
 
@@ -327,10 +356,16 @@ def _domain(
     if model.direct and settings.input_range is not None:
         low, high = settings.input_range
         return Domain(low, high, f"{low:g} ≤ x ≤ {high:g}")
-    if model.direct and data is None:
+    if model.direct and synthetic:
         return Domain()
-    whose = "the data" if model.direct else "the layer's inputs"
+    whose = "the data" if model.direct else "what the layer reads here"
     return Domain(*_box(groups), f"the box of {whose}")
+
+
+def _inside(x: Tensor, domain: Domain) -> Tensor:
+    """Return inputs [N, T, I] cut off at the domain's ends."""
+    low, high = domain.box(x.shape[-1])
+    return torch.minimum(torch.maximum(x, low), high)
 
 
 def _spectral_norm(recurrence: Recurrence) -> float | None:

@@ -226,6 +226,12 @@ FINDINGS: tuple[Known, ...] = (
         "certify the model again; a certificate fits one set of weights, to the last bit",
     ),
     Known(
+        "RA212",
+        "note",
+        "Only some rows of a layer's batch axis were measured",
+        "give fewer or shorter sequences to measure all rows of each",
+    ),
+    Known(
         "RA301",
         "warning",
         "The depth rests on evidence weaker than a proof",

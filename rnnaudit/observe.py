@@ -23,14 +23,14 @@ from rnnaudit.estimators.probes import KINDS, synthetic
 from rnnaudit.findings import finding
 from rnnaudit.model import Model, Site, Stack
 from rnnaudit.results import Finding
-from rnnaudit.verification.inputs import data_feeds, probe_feeds
+from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.slots import of_graph
 
 SEQUENCES = 32
 LENGTH = 256
 
-MOST_ROWS = 64
-"""A layer whose batch axis holds more rows (frequency bands, say) is sampled down to these."""
+MOST_ROWS = 256
+"""Rows of a layer's batch axis (frequency bands, say) that are measured, all sequences together."""
 
 SHORTEST = 8
 """Steps below which a sequence says nothing of memory."""
@@ -43,6 +43,8 @@ class Observation:
     Attributes:
         stacks: Inputs [N, T, I] of each stack's first layer, by the stack's position.
         recurrences: Inputs [N, T, I] by ``Recurrence.label``, aligned with time.
+        owners: The sequence that each row [N] belongs to, for each group of each stack: a
+            graph may read one sequence as many rows, which are not independent.
         synthetic: Whether the inputs were made up, by the stack's position.
         kinds: The kind of each synthetic sequence, by the stack's position; empty for data.
         description: What a report says of the inputs.
@@ -51,6 +53,7 @@ class Observation:
 
     stacks: tuple[tuple[Tensor, ...], ...]
     recurrences: Mapping[str, tuple[Tensor, ...]]
+    owners: tuple[tuple[Tensor, ...], ...]
     synthetic: tuple[bool, ...]
     kinds: tuple[tuple[str, ...], ...]
     description: str
@@ -72,35 +75,84 @@ def observe(
         LoadError: The data do not fit the width of the model's input.
     """
     if model.graph is not None and not (model.whole and data is None):
-        given, findings = _captured(model, data, seed, sequences, length)
+        given, findings = _captured(
+            model, data, seed=seed, input_range=input_range, sequences=sequences, length=length
+        )
     else:
         given, findings = _given(model, data)
     stacks, made_up = [], []
     for i, stack in enumerate(model.stacks):
-        groups = given.get(i)
-        made_up.append(groups is None or data is None)
-        if groups is None:
-            groups = (_made_up(stack, sequences, length, seed + i, input_range),)
-        stacks.append(groups)
+        made_up.append(i not in given or data is None)
+        stacks.append(
+            given[i]
+            if i in given
+            else _Rows.single(_made_up(stack, sequences, length, seed + i, input_range))
+        )
     seen: dict[str, tuple[Tensor, ...]] = {}
-    for stack, groups in zip(model.stacks, stacks, strict=True):
-        seen.update(_through(stack, groups))
-    description = (
-        data.describe()
-        if data is not None
-        else f"{sequences} synthetic sequences of {length} steps"
+    for stack, rows in zip(model.stacks, stacks, strict=True):
+        seen.update(_through(stack, rows.groups))
+    return Observation(
+        tuple(rows.groups for rows in stacks),
+        seen,
+        tuple(rows.owners for rows in stacks),
+        tuple(made_up),
+        tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
+        _description(data, stacks, made_up, sequences, length),
+        findings,
     )
-    kinds = tuple(
-        _kinds(groups) if new else () for groups, new in zip(stacks, made_up, strict=True)
-    )
-    return Observation(tuple(stacks), seen, tuple(made_up), kinds, description, findings)
 
 
-def _kinds(groups: Sequence[Tensor]) -> tuple[str, ...]:
-    """Name the kind of each synthetic sequence; empty where the rows are no longer in order."""
-    if len(groups) > 1 or len(groups[0]) >= MOST_ROWS:
-        return ()
-    return tuple(KINDS[n % len(KINDS)] for n in range(len(groups[0])))
+def _description(
+    data: Data | None,
+    stacks: Sequence[_Rows],
+    made_up: Sequence[bool],
+    sequences: int,
+    length: int,
+) -> str:
+    """Say what was measured on; of synthetic inputs also how large they are."""
+    if data is not None:
+        return data.describe()
+    largest = max(
+        (
+            float(x.abs().max())
+            for rows, new in zip(stacks, made_up, strict=True)
+            if new
+            for x in rows.groups
+        ),
+        default=0.0,
+    )
+    return f"{sequences} synthetic sequences of {length} steps, |x| up to {largest:.3g}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Rows [N, T, I] in groups of equal length, and the sequence that each belongs to."""
+
+    groups: tuple[Tensor, ...]
+    owners: tuple[Tensor, ...]
+
+    @classmethod
+    def single(cls, x: Tensor) -> _Rows:
+        """Return rows that are sequences of their own."""
+        return cls((x,), (torch.arange(len(x)),))
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, Tensor]]) -> _Rows:
+        """Group rows [T, I], each with its sequence, by their length, shortest first."""
+        groups, owners, count = [], [], 0
+        for T in sorted({len(x) for _, x in rows}):
+            chosen = [(owner, x) for owner, x in rows if len(x) == T]
+            numbers = {owner: n for n, owner in enumerate(dict.fromkeys(o for o, _ in chosen))}
+            groups.append(torch.stack([x for _, x in chosen]))
+            owners.append(torch.tensor([count + numbers[owner] for owner, _ in chosen]))
+            count += len(numbers)
+        return cls(tuple(groups), tuple(owners))
+
+    def kinds(self) -> tuple[str, ...]:
+        """Name the kind of each synthetic sequence; empty where they have several lengths."""
+        if len(self.groups) > 1:
+            return ()
+        return tuple(KINDS[n % len(KINDS)] for n in range(int(self.owners[0].max()) + 1))
 
 
 def _made_up(
@@ -111,11 +163,7 @@ def _made_up(
     input_range: tuple[float, float] | None,
 ) -> Tensor:
     """Return synthetic inputs [N, T, I], within the range where one is given."""
-    low = high = None
-    if input_range is not None:
-        low, high = (
-            torch.full((stack.input_size,), end, dtype=torch.float64) for end in input_range
-        )
+    low, high = (None, None) if input_range is None else input_range
     return synthetic(
         stack.input_size, sequences=sequences, length=length, seed=seed, low=low, high=high
     )
@@ -132,9 +180,7 @@ def _through(stack: Stack, groups: Sequence[Tensor]) -> dict[str, tuple[Tensor, 
     return seen
 
 
-def _given(
-    model: Model, data: Data | None
-) -> tuple[dict[int, tuple[Tensor, ...]], tuple[Finding, ...]]:
+def _given(model: Model, data: Data | None) -> tuple[dict[int, _Rows], tuple[Finding, ...]]:
     """Give the data to the stack that they fit."""
     if data is None:
         return {}, ()
@@ -149,48 +195,81 @@ def _given(
             help="give sequences [time, features] of that width",
             id="RA107",
         )
-    groups = by_length([torch.as_tensor(x, dtype=torch.float64) for x in data.inputs[name]])
+    rows = _Rows.of(
+        [(n, torch.as_tensor(x, dtype=torch.float64)) for n, x in enumerate(data.inputs[name])]
+    )
     if len(model.stacks) == 1:
-        return {0: groups}, ()
+        return {0: rows}, ()
     note = finding(
         "RA207",
         model.stacks[fitting[0]].name,
         f"the data were given to {model.stacks[fitting[0]].name}; "
         "the other stacks were measured on synthetic inputs",
     )
-    return {fitting[0]: groups}, (note,)
+    return {fitting[0]: rows}, (note,)
 
 
 def _captured(
-    model: Model, data: Data | None, seed: int, sequences: int, length: int
-) -> tuple[dict[int, tuple[Tensor, ...]], tuple[Finding, ...]]:
+    model: Model,
+    data: Data | None,
+    *,
+    seed: int,
+    input_range: tuple[float, float] | None,
+    sequences: int,
+    length: int,
+) -> tuple[dict[int, _Rows], tuple[Finding, ...]]:
     """Run the graph and keep what its recurrent nodes read."""
     slots = of_graph(model, runtime.describe(model.path))
     if data is not None:
         feeds = data_feeds(slots, data, seed)
     else:
-        feeds = probe_feeds(slots, sequences, length, seed)
+        feeds = probe_feeds(slots, sequences, length, seed, input_range)
     sites = [stack.layers[0].site for stack in model.stacks]
     fetch = [site.x for site in sites if site is not None]
     outcome = runtime.run(model.path, [feed.values for feed in feeds], fetch=fetch)
     if outcome.outputs is None:
         reason = f"the graph did not run ({outcome.error})"
         return {}, (_not_seen("every recurrence", reason),)
-    given: dict[int, tuple[Tensor, ...]] = {}
+    given: dict[int, _Rows] = {}
     findings = []
     for i, (stack, site) in enumerate(zip(model.stacks, sites, strict=True)):
         if site is None:
             continue
-        groups = by_length(_rows([_batch(found[site.x], site) for found in outcome.outputs], seed))
-        steps = max(x.shape[1] for x in groups)
+        rows, left = _owned([_batch(found[site.x], site) for found in outcome.outputs], feeds)
+        steps = max(len(x) for _, x in rows)
         if steps < SHORTEST:
             reason = f"the graph gives it {steps} step{'s' if steps > 1 else ''} per call"
             findings.append(_not_seen(stack.name, reason))
-        elif not all(bool(x.isfinite().all()) for x in groups):
+        elif not all(bool(x.isfinite().all()) for _, x in rows):
             findings.append(_not_seen(stack.name, "the graph gives it NaN or infinity"))
         else:
-            given[i] = groups
+            given[i] = _Rows.of(rows)
+            if left:
+                shown = f"{len(rows)} of {len(rows) + left} rows of its batch axis were measured"
+                findings.append(finding("RA212", stack.name, shown))
     return given, tuple(findings)
+
+
+def _owned(
+    batches: Sequence[Tensor], feeds: Sequence[Feed]
+) -> tuple[list[tuple[int, Tensor]], int]:
+    """Return rows [T, I] with the sequence each belongs to, and how many were left out.
+
+    Where the layer reads as many rows as were fed, each is a sequence; otherwise all rows of
+    a feed are one. Whole sequences are kept while there is room, then part of the first.
+    """
+    rows: list[tuple[int, Tensor]] = []
+    total = 0
+    for number, (batch, feed) in enumerate(zip(batches, feeds, strict=True)):
+        as_fed = len(batch) == feed.tried.batch
+        # A fixed batch is filled with copies of the user's sequence: one is enough.
+        kept = batch[:1] if as_fed and feed.own else batch
+        total += len(kept)
+        if rows and len(rows) + len(kept) > MOST_ROWS:
+            continue
+        each = range(len(kept)) if as_fed else [0] * len(kept)
+        rows += [((number << 20) + n, x) for n, x in zip(each, kept, strict=True)][:MOST_ROWS]
+    return rows, total - len(rows)
 
 
 def _not_seen(where: str, reason: str) -> Finding:
@@ -203,18 +282,3 @@ def _batch(found: NDArray[np.generic], site: Site) -> Tensor:
     """Bring a captured value [T, N, I], or [N, T, I] with layout 1, to [N, T, I] in float64."""
     x = torch.from_numpy(np.ascontiguousarray(found.astype(np.float64)))
     return x if site.layout == 1 else x.transpose(0, 1).contiguous()
-
-
-def _rows(batches: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return single sequences [T, I], at most ``MOST_ROWS`` of them, drawn at random."""
-    rows = [row for batch in batches for row in batch]
-    if len(rows) <= MOST_ROWS:
-        return rows
-    chosen = np.random.default_rng(seed).choice(len(rows), MOST_ROWS, replace=False)
-    return [rows[i] for i in sorted(chosen)]
-
-
-def by_length(sequences: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Stack sequences [T, I] of equal length into batches [N, T, I], shortest first."""
-    lengths = sorted({len(x) for x in sequences})
-    return tuple(torch.stack([x for x in sequences if len(x) == T]) for T in lengths)

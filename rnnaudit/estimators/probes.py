@@ -20,14 +20,14 @@ def synthetic(
     sequences: int,
     length: int,
     seed: int,
-    low: Tensor | None = None,
-    high: Tensor | None = None,
+    low: Tensor | float | None = None,
+    high: Tensor | float | None = None,
 ) -> Tensor:
     """Return inputs [N, T, I] in float64, equal parts of each of ``KINDS`` in turn.
 
     Standard normal, uniform on ±1, piecewise constant at ±``LARGE``, and constant over
-    time. In a box [low, high] (each [I]) they are scaled to its middle and half-width and
-    clipped to it, and the saturating ones sit in its corners.
+    time. In a box [low, high] (each [I], or one number for all) they are scaled to its middle
+    and half-width and clipped to it, and the saturating ones sit in its corners.
     """
     rng = torch.Generator().manual_seed(seed)
     shape = (sequences, length, input_size)
@@ -48,5 +48,6 @@ def synthetic(
     x = torch.where(kind == 3, constant, x)
     if low is not None and high is not None:
         x = (low + high) / 2 + x * (high - low) / 2
-        x = x.clamp(low, high)
+        ends = [torch.as_tensor(end, dtype=x.dtype) for end in (low, high)]
+        x = x.clamp(*ends)
     return x

@@ -234,17 +234,26 @@ def sequences_of(array: Array, roles: Roles) -> Array:
     return moved if "time" in roles else moved[:, None]
 
 
-def probe_feeds(slots: Sequence[Slot], sequences: int, length: int, seed: int) -> list[Feed]:
-    """Make synthetic sequences of one length for measuring; a fixed axis keeps its size.
+def probe_feeds(
+    slots: Sequence[Slot],
+    sequences: int,
+    length: int,
+    seed: int,
+    input_range: tuple[float, float] | None = None,
+) -> list[Feed]:
+    """Make synthetic sequences of one length for measuring, one a feed where the batch is free.
 
     Inputs that recurrences read get the audit's synthetic mix, its kinds in turn from row to
     row and feed to feed; the others normal numbers, random tokens or zeros, as they take.
     """
-    n = _chosen(slots, "batch", (sequences,))[0]
+    n = _chosen(slots, "batch", (1,))[0]
     t = _chosen(slots, "time", (length,))[0]
+    low, high = (None, None) if input_range is None else input_range
     total = n * math.ceil(sequences / n)
     drawn = {
-        slot.name: synthetic(slot.features, sequences=total, length=t, seed=seed)
+        slot.name: synthetic(
+            slot.features, sequences=total, length=t, seed=seed, low=low, high=high
+        )
         for slot in slots
         if slot.main and slot.fill == "values"
     }
