@@ -146,6 +146,12 @@ def truncate(
     )
     _check_counts(depth=depth, max_depth=max_depth, steps=steps)
     model, data = _only(_model(model), layer), _data(data)
+    if Path(output).exists() and model.path.exists() and model.path.samefile(output):
+        raise UsageError(
+            f"the output must not be the model that is read, got {output} for both",
+            help="choose another name",
+            id="RA003",
+        )
     found = _examined(model, data, settings, progress)
     wanted = Wanted(eps, max_depth, evidence, layer or "")
     kept: tuple[Skipped, ...] = ()
@@ -228,10 +234,12 @@ def _only(model: Model, layer: str | None) -> Model:
     if layer is None:
         return model
     stacks = tuple(s for s in model.stacks if any(layer in r.label for r in s.recurrences()))
+    rest = [s for s in model.stacks if s not in stacks]
     if not stacks:
         names = ", ".join(r.label for r in islice(model.recurrences(), 8))
         raise UsageError(f"--layer must be part of one of {names}, got {layer!r}")
-    return replace(model, stacks=stacks)
+    skipped = (Skipped(s.name, "left out by --layer") for s in rest)
+    return replace(model, stacks=stacks, skipped=(*model.skipped, *skipped))
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -34,15 +34,20 @@ OF_MEASUREMENTS = frozenset({"RA202", "RA203", "RA204", "RA205", "RA206", "RA208
 def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Report:
     """Write down what was examined: the recurrences whose label contains ``layer``, or all."""
     model, settings = found.model, found.settings
-    recurrences = tuple(
-        _recurrence(found, each)
-        for label, each in found.recurrences.items()
-        if layer is None or layer in label
+    chosen = [label for label in found.recurrences if layer is None or layer in label]
+    recurrences = tuple(_recurrence(found, found.recurrences[label]) for label in chosen)
+    skipped = (
+        *model.skipped,
+        *(
+            Skipped(label, "left out by --layer")
+            for label in found.recurrences
+            if label not in chosen
+        ),
     )
     return Report(
         model=_info(model),
         settings=_record(settings, data, layer),
-        verdict=_overall([r.verdict for r in recurrences], model.skipped),
+        verdict=_overall([r.verdict for r in recurrences], skipped),
         recurrences=recurrences,
         eps=settings.eps,
         norm=settings.norm,
@@ -52,7 +57,7 @@ def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Rep
         domain=found.domain,
         data=found.seen.description,
         tool=versions(),
-        skipped=model.skipped,
+        skipped=skipped,
         findings=(*model.findings, *found.seen.findings, *_remarks(found)),
     )
 

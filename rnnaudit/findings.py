@@ -125,7 +125,7 @@ FINDINGS: tuple[Known, ...] = (
     ),
     Known(
         "RA121",
-        "note",
+        "warning",
         "The nonlinearity of an Elman cell is not stored in this file: tanh is assumed",
         "if the model was made with nonlinearity='relu', export it to ONNX, which says so",
     ),
@@ -220,16 +220,16 @@ FINDINGS: tuple[Known, ...] = (
         "give --data: what your inputs are like decides the depth",
     ),
     Known(
-        "RA213",
-        "error",
-        "The certificate does not prove what it claims of this model",
-        "certify the model again; a certificate fits one set of weights, to the last bit",
-    ),
-    Known(
         "RA212",
         "note",
         "Only some rows of a layer's batch axis were measured",
         "give fewer or shorter sequences to measure all rows of each",
+    ),
+    Known(
+        "RA213",
+        "error",
+        "The certificate does not prove what it claims of this model",
+        "certify the model again; a certificate fits one set of weights, to the last bit",
     ),
     Known(
         "RA301",

@@ -186,10 +186,11 @@ def test_a_report_goes_to_a_file(api, capsys):
 
 @pytest.mark.parametrize("command", [("inspect", "m"), ("truncate", "m"), ("verify", "a", "b")])
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(api, capsys, command):
-    for target in ("nowhere/r.json", "."):
+    missing = "the output must be in a folder that exists, got nowhere/r.json; create nowhere first"
+    folder = "the output must be a file, got the folder .; name a file"
+    for target, words in (("nowhere/r.json", missing), (".", folder)):
         code, out, err = run(capsys, *command, "-o", target)
-        assert (code, out) == (3, "")
-        assert err == f"error[RA003]: cannot write {target}; name a file in a folder that exists\n"
+        assert (code, out, err) == (2, "", f"error[RA003]: {words}\n")
     assert api.calls == []
 
 
@@ -197,8 +198,21 @@ def test_a_full_disk_is_the_users_to_mend(api, capsys):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     code, _, err = run(capsys, "inspect", "m.pt", "-o", "/dev/full")
-    assert code == 3
-    assert err == "error[RA003]: cannot write /dev/full: No space left on device\n"
+    words = "the output must be writable, got /dev/full: No space left on device"
+    assert (code, err) == (2, f"error[RA003]: {words}; choose another place\n")
+
+
+@pytest.mark.parametrize("command", [("inspect", "m"), ("truncate", "m"), ("verify", "a", "m")])
+def test_what_is_read_is_never_written_over(api, capsys, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("m").write_text("a model")
+    Path("d.npy").write_text("data")
+    for target in ("m", "d.npy"):
+        code, out, err = run(capsys, *command, "--data", "d.npy", "-o", target)
+        words = f"the output must not be what is read, got {target} for both"
+        assert (code, out, err) == (2, "", f"error[RA003]: {words}; choose another name\n")
+    assert (Path("m").read_text(), Path("d.npy").read_text()) == ("a model", "data")
+    assert api.calls == []
 
 
 def test_quiet_prints_the_verdict_only_and_verbose_everything(api, capsys):

@@ -36,7 +36,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     Exits with 0 whatever the verdict, and with 3 where the model cannot be audited.
     """
     with output.refusals(form, model):
-        output.check_writable(output_file)
+        output.check_writable(output_file, model, data)
         bounds = inputs.bounds(input_range)
         sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
         with output.progress(quiet=quiet) as progress:

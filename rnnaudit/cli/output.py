@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rnnaudit.cli.options import Format
-from rnnaudit.errors import RnnauditError
+from rnnaudit.errors import RnnauditError, UsageError
 
 if TYPE_CHECKING:  # `--help` needs no report
     from rnnaudit.reports import Renderer
@@ -65,21 +65,33 @@ def progress(*, quiet: bool) -> Iterator[Progress | None]:
         yield lambda label, done: bar.update(task, description=label, completed=done)
 
 
-def check_writable(path: str | None) -> None:
+def check_writable(path: str | None, *inputs: str | None) -> None:
     """Refuse an output path before any work is done for it.
 
     Raises:
-        RnnauditError: Its folder does not exist, or it is a folder itself.
+        UsageError: Its folder does not exist, it is a folder itself, or it is one of the
+            ``inputs``.
     """
     if path is None:
         return
     target = Path(path)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise RnnauditError(
-            f"cannot write {path}",
-            help="name a file in a folder that exists",
+    if not target.absolute().parent.is_dir():
+        raise UsageError(
+            f"the output must be in a folder that exists, got {path}",
+            help=f"create {target.parent} first",
             id="RA003",
         )
+    if target.is_dir():
+        raise UsageError(
+            f"the output must be a file, got the folder {path}", help="name a file", id="RA003"
+        )
+    for read in inputs:
+        if read is not None and Path(read).exists() and target.exists() and target.samefile(read):
+            raise UsageError(
+                f"the output must not be what is read, got {path} for both",
+                help="choose another name",
+                id="RA003",
+            )
 
 
 def timed(report: Report, step_seconds: float | None) -> Report:
@@ -100,7 +112,11 @@ def emit(
     try:
         Path(file).write_text(text, "utf-8")
     except OSError as error:
-        raise RnnauditError(f"cannot write {file}: {error.strerror}", id="RA003") from error
+        raise UsageError(
+            f"the output must be writable, got {file}: {error.strerror}",
+            help="choose another place",
+            id="RA003",
+        ) from error
 
 
 def _renderer(form: Format, *, to_file: bool, quiet: bool, verbose: bool) -> Renderer:

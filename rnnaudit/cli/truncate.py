@@ -48,7 +48,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     """
     with output.refusals(form, model):
         written = Path(output_file or f"{Path(model).stem}.truncated.onnx")
-        output.check_writable(str(written))
+        output.check_writable(str(written), model, data)
         bounds = inputs.bounds(input_range)
         sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
         with output.progress(quiet=quiet) as progress:

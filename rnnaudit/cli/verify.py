@@ -38,7 +38,7 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
     """
     original, candidate = _both(context, original, candidate)
     with output.refusals(form, original):
-        output.check_writable(output_file)
+        output.check_writable(output_file, original, candidate, data)
         sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
         with output.progress(quiet=quiet) as progress:
             from rnnaudit import api

@@ -31,8 +31,12 @@ def write(model: ir.Model, path: str | Path) -> None:
             help=f"create {folder} first",
             id="RA003",
         )
-    if path.is_dir():
-        raise UsageError(f"the output must be a file, got the folder {path}", id="RA003")
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"the output must be a file, got {path}, which is something else",
+            help="name a file",
+            id="RA003",
+        )
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as file:

@@ -24,6 +24,9 @@ from rnnaudit.results import (
 CUT = "RA208"
 """The finding that the time budget ended a measurement."""
 
+END_TO_END = "end to end"
+"""The scope of a report whose depths are of the model's own output."""
+
 EVIDENCE: Mapping[Evidence, str] = {
     "proved": "proved",
     "measured": "measured on your data",
@@ -58,6 +61,12 @@ def verdict(report: Report) -> Settled:
         if depth.proved is None:
             return Settled(word, f"{proof}; {seen(report)}")
         eps = numbers.epsilon(depth.eps)
+        if report.scope != END_TO_END:
+            return Settled(
+                word,
+                f"{proof}: cut to depth {depth.proved}, no recurrence's own output changes by "
+                f"more than {eps}; the graph's outputs are compared by truncate",
+            )
         return Settled(
             word, f"{proof}: a feed-forward model of depth {depth.proved} is equivalent to {eps}"
         )

@@ -22,6 +22,9 @@ Array = np.ndarray[Any, Any]
 
 BATCHES = (1, 3)
 SYNTHETIC = ("normal", "saturating")
+MOST_CHOICES = 8
+"""Combinations of deciding inputs (flags, say) that are tried."""
+
 SATURATION = 4.0
 """Saturating inputs are ±4 at random: most gates are then fully open or shut."""
 
@@ -93,13 +96,16 @@ def feeds(
     batches = _chosen(slots, "batch", BATCHES)
     sizes = [(n, t) for t in _chosen(slots, "time", wanted) for n in batches]
     made = []
-    for number, (n, t) in enumerate(sizes):
+    # Every choice is made at every size: a branch that never ran was never compared.
+    turns = math.prod(len(slot.choices) or 1 for slot in slots)
+    for number, (n, t) in enumerate(sizes * min(turns, MOST_CHOICES)):
         for kind, source in enumerate(SYNTHETIC):
             rng = np.random.default_rng([seed, number, kind])
             values = {slot.name: _synthetic(slot, source, n, t, rng) for slot in slots}
             for slot in slots:
                 if boxes and slot.name in boxes:
                     values[slot.name] = _within(slot, values[slot.name], boxes[slot.name])
+            values |= _choice(slots, number // len(sizes), n, t)
             made.append(Feed(Tried(f"{source} {n}×{t}", n, t), values))
     if data is not None:
         made += _from_data(slots, sizes, data, seed)
@@ -114,10 +120,24 @@ def _chosen(slots: Sequence[Slot], role: Role, wanted: Sequence[int]) -> Sequenc
     return wanted if any(role in slot.roles for slot in slots) else (1,)
 
 
+def _choice(slots: Sequence[Slot], turn: int, n: int, t: int) -> dict[str, Array]:
+    """Return the values of inputs that decide which part of a graph runs, on the given turn."""
+    made = {}
+    for slot in slots:
+        if slot.choices:
+            turn, which = divmod(turn, len(slot.choices))
+            made[slot.name] = np.full(
+                slot.shape(n, t), slot.choices[which], numpy_dtype(slot.dtype)
+            )
+    return made
+
+
 def _synthetic(slot: Slot, source: str, n: int, t: int, rng: np.random.Generator) -> Array:
     shape, dtype = slot.shape(n, t), numpy_dtype(slot.dtype)
     if slot.fill == "zeros":
         return np.zeros(shape, dtype)
+    if slot.fill == "choices":
+        return np.full(shape, slot.choices[-1], dtype)
     if slot.fill == "lengths":
         return np.full(shape, t, dtype)
     if slot.fill == "tokens":
@@ -186,7 +206,9 @@ def _from_data(
 def _owner(slots: Sequence[Slot], name: str, data: Data) -> Slot:
     named = [slot for slot in slots if slot.name == name]
     fitting = named or [slot for slot in slots if slot.main and name == UNNAMED]
-    fitting = fitting or ([slots[0]] if len(slots) == 1 else [])
+    if not fitting and name == UNNAMED:
+        width = data.width(name)
+        fitting = [slot for slot in slots if slot.features == width or len(slots) == 1]
     if not fitting:
         wanted = ", ".join(slot.name for slot in slots)
         raise LoadError(

@@ -100,6 +100,7 @@ class Weights:
         self._torch_difference: float | None = 0.0
         self._disagree = False
         stacks, alone = _covered(model.stacks, candidate, cut.depths)
+        self._missing = [stack.name for stack in model.stacks if stack not in stacks]
         self._pairs = [(stack, *_stack_ports(stack, candidate, alone=alone)) for stack in stacks]
         self.slots = tuple(slot for _, slot, _ in self._pairs)
 
@@ -139,12 +140,14 @@ class Weights:
         return feed.values
 
     def describe(self) -> str:
-        """Name both readings and their difference."""
+        """Name both readings and their difference, and what the candidate does not hold."""
+        missing = ", ".join(self._missing)
+        left = f"; not compared, since the candidate lacks them: {missing}" if missing else ""
         if self._torch_difference is None:
-            return "the weights read in float64 (PyTorch has no module with these options)"
+            return f"the weights read in float64 (PyTorch has no module with these options){left}"
         return (
             "the weights read in float64, and by PyTorch's own modules "
-            f"(difference {self._torch_difference:.1e})"
+            f"(difference {self._torch_difference:.1e}){left}"
         )
 
     def fault(self) -> str:
@@ -300,6 +303,7 @@ class Graph:
                 f"{', '.join(p.name for p in candidate.outputs) or 'none'}",
                 "name the outputs alike",
             )
+        self._missing = [p.name for p in own.outputs if p.name not in self._outputs]
         ports = {p.name: p for p in candidate.inputs}
         self.slots = tuple(
             slot.within(ports[self._inputs[slot.name]]) if slot.name in self._inputs else slot
@@ -361,8 +365,10 @@ class Graph:
         return f"{text} (its float64 reading differs by {self._reading_difference:.1e})"
 
     def fault(self) -> str:
-        """Return nothing: the original is its own reference."""
-        return ""
+        """Name outputs that cannot be compared: the candidate must have them all."""
+        if not self._missing:
+            return ""
+        return f"the candidate lacks the original's output {', '.join(self._missing)}"
 
 
 def _refused_all(error: str) -> bool:

@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from rnnaudit.model import Layer, Model
 from rnnaudit.runtime import Interface, Port
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 Role = Literal["batch", "time"]
 Roles = tuple[Role | None, ...]
-Fill = Literal["values", "tokens", "lengths", "zeros"]
+Fill = Literal["values", "tokens", "lengths", "zeros", "choices"]
 
 _TIME = re.compile(r"time|seq|len|step|frame|sample|^t$", re.IGNORECASE)
 _BATCH = re.compile(r"batch|^bs$|^n$|^b$", re.IGNORECASE)
@@ -39,6 +41,7 @@ class Slot:
         sizes: The size of each axis; None where it is the caller's choice.
         fill: What synthetic inputs put there.
         tokens: Number of different integers that may stand there.
+        choices: Values that decide which part of the graph runs; each is tried in turn.
         main: Whether a recurrence reads it, so that data without a name belong to it.
         traced: Whether its time axis is a recurrence's own, so that lengths count steps.
     """
@@ -49,6 +52,7 @@ class Slot:
     sizes: tuple[int | None, ...]
     fill: Fill = "values"
     tokens: int = 2
+    choices: tuple[int, ...] = ()
     main: bool = False
     traced: bool = False
 
@@ -193,6 +197,8 @@ def _filled(graph: ir.Graph, slot: Slot, states: frozenset[str]) -> Slot:
     if slot.dtype.startswith(("float", "double", "bfloat")):
         return slot
     value = next(v for v in graph.inputs if v.name == slot.name)
+    if "time" not in slot.roles and (choices := _choices(slot, value)):
+        return replace(slot, fill="choices", choices=choices)
     for node, index in _readers(value):
         if node.op_type in ("LSTM", "GRU", "RNN") and index == 4:
             return replace(slot, fill="lengths")
@@ -203,6 +209,32 @@ def _filled(graph: ir.Graph, slot: Slot, states: frozenset[str]) -> Slot:
     if re.search("len", slot.name, re.IGNORECASE):
         return replace(slot, fill="lengths")
     return replace(slot, fill="tokens" if "time" in slot.roles else "zeros")
+
+
+def _choices(slot: Slot, value: ir.Value) -> tuple[int, ...]:
+    """Return values that send a graph both ways: true and false, or about what is compared."""
+    if slot.dtype == "bool":
+        return (0, 1)
+    found: set[int] = set()
+    for node, index in _readers(value):
+        if node.op_type in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
+            other = node.inputs[1 - index]
+            constant = None if other is None else ir_value(other)
+            if constant is not None and constant.size == 1:
+                c = int(constant.reshape(()))
+                found |= {c} if node.op_type == "Equal" else {c - 1, c, c + 1}
+    return tuple(sorted({0, *found})) if found else ()
+
+
+def ir_value(value: ir.Value) -> np.ndarray[Any, Any] | None:
+    """Return the array that a value always holds: an initializer's or a Constant's; else None."""
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and "value" in node.attributes:
+        array: np.ndarray[Any, Any] = node.attributes["value"].as_tensor().numpy()
+        return array
+    return None
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:

@@ -89,6 +89,9 @@ def _whole(chain: Sequence[Read], graph: ir.Graph, known: Knowledge) -> bool:
         return False
     if any(read.layer.site is None or read.layer.site.sequence_lens for read in chain):
         return False
+    # A start that the graph computes is not ours to assume.
+    if any(r.initial.source == "computed" for read in chain for r in read.layer.recurrences):
+        return False
     layouts = [known.layout(value) for value in graph.outputs]
     finals = set(last.node.outputs[1:2])  # Y_h is the last step of Y
     over_time = [lay for lay in layouts if lay is None or lay.origin not in finals]

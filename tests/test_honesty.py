@@ -1,0 +1,183 @@
+"""What a report must never do: prove too much, count twice, pass what it did not run."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from rnnaudit import api
+from rnnaudit.data import Data
+
+F32 = np.float32
+
+
+def elman_file(path, stacks):
+    """Write tanh cells h' = tanh(w h + u x + b), one unit each, as one state_dict."""
+    weights = {}
+    for name, (w, u, b) in stacks.items():
+        weights[f"{name}.weight_hh_l0"] = torch.tensor([[w]])
+        weights[f"{name}.weight_ih_l0"] = torch.tensor([u])
+        weights[f"{name}.bias_ih_l0"] = torch.tensor([b])
+        weights[f"{name}.bias_hh_l0"] = torch.tensor([0.0])
+    torch.save(weights, path)
+    return path
+
+
+def rnn_node(extra_nodes, inputs, outputs, initializers, path, *, node_inputs, node_outputs=("Y",)):
+    node = helper.make_node("RNN", node_inputs, list(node_outputs), hidden_size=1, name="rnn")
+    graph = helper.make_graph([*extra_nodes, node], "g", inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+def value(name, shape, kind=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def weight(name, array):
+    return numpy_helper.from_array(np.asarray(array, F32), name)
+
+
+def unit(w=0.5, u=1.0):
+    return [weight("W", [[[u]]]), weight("R", [[[w]]])]
+
+
+def ones(n=25, length=40, width=1):
+    rng = np.random.default_rng(0)
+    return Data({"": tuple(rng.uniform(-1, 1, (length, width)) for _ in range(n))}, "ones.npy")
+
+
+def test_a_stack_without_the_data_is_not_proved_over_their_box(tmp_path):
+    # b is bistable at x = −12, which only the data of its twin reach.
+    path = elman_file(tmp_path / "two.pt", {"a": (0.1, [1.0, 1.0], 0.0), "b": (2.0, [1.0], 12.0)})
+    data = Data({"": tuple(np.full((40, 2), -12.0) for _ in range(4))}, "minus.npy")
+    report = api.audit(path, data=data)
+    domains = {r.name: r.upper.domain for r in report.recurrences if r.upper is not None}
+    assert domains["a"] == "the box of the data"
+    assert domains.get("b", "|x| ≤ 1") == "|x| ≤ 1"
+    assert "the box of the data · |x| ≤ 1" in report.domain
+
+
+def test_nothing_is_proved_from_a_start_that_the_graph_computes(tmp_path):
+    nodes = [
+        helper.make_node("Slice", ["X", "zero", "one", "zero"], ["first"]),
+        helper.make_node("Mul", ["first", "large"], ["h0"]),
+    ]
+    initializers = [
+        *unit(),
+        weight("large", [[[1e4]]]),
+        numpy_helper.from_array(np.array([0]), "zero"),
+        numpy_helper.from_array(np.array([1]), "one"),
+    ]
+    path = rnn_node(
+        nodes,
+        [value("X", ["T", "N", 1])],
+        [value("Y", ["T", 1, "N", 1])],
+        initializers,
+        tmp_path / "computed.onnx",
+        node_inputs=["X", "W", "R", "", "", "h0"],
+    )
+    report = api.audit(path)
+    (recurrence,) = report.recurrences
+    assert (report.verdict, recurrence.upper, report.depth.proved) == ("undecided", None, None)
+    assert recurrence.no_proof.reason == "the graph computes the initial state of rnn[0]"
+
+
+def branching(path, then_scale, else_scale):
+    def branch(scale):
+        node = helper.make_node("Mul", ["Y", f"s{scale}"], [f"out{scale}"])
+        return helper.make_graph(
+            [node],
+            f"b{scale}",
+            [],
+            [value(f"out{scale}", ["T", 1, "N", 1])],
+            [weight(f"s{scale}", [float(scale)])],
+        )
+
+    rnn = helper.make_node("RNN", ["X", "W", "R"], ["Y"], hidden_size=1, name="rnn")
+    choose = helper.make_node(
+        "If", ["flag"], ["out"], then_branch=branch(then_scale), else_branch=branch(else_scale)
+    )
+    graph = helper.make_graph(
+        [rnn, choose],
+        "g",
+        [value("X", ["T", "N", 1]), value("flag", [], TensorProto.BOOL)],
+        [value("out", ["T", 1, "N", 1])],
+        unit(),
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    return path
+
+
+@pytest.mark.parametrize(("then_scale", "else_scale"), [(2, 1), (1, 2)])
+def test_each_branch_is_run_before_two_models_pass(tmp_path, then_scale, else_scale):
+    original = branching(tmp_path / "a.onnx", 1, 1)
+    candidate = branching(tmp_path / "b.onnx", then_scale, else_scale)
+    assert api.verify(original, original).equivalence.passed
+    assert not api.verify(original, candidate).equivalence.passed
+
+
+def test_a_candidate_must_have_every_output_of_the_original(tmp_path):
+    files = [
+        rnn_node(
+            [],
+            [value("X", ["T", "N", 1])],
+            [value(name, ["T", 1, "N", 1] if name == "Y" else [1, "N", 1]) for name in names],
+            unit(),
+            tmp_path / f"{len(names)}.onnx",
+            node_inputs=["X", "W", "R"],
+            node_outputs=names,
+        )
+        for names in (("Y", "Y_h"), ("Y",))
+    ]
+    judged = api.verify(*files).equivalence
+    assert (judged.passed, judged.reason) == (
+        False,
+        "the candidate lacks the original's output Y_h",
+    )
+
+
+def test_copies_of_a_sequence_in_a_fixed_batch_are_one_sequence(tmp_path):
+    path = rnn_node(
+        [],
+        [value("X", ["T", 4, 1])],
+        [value("Y", ["T", 1, 4, 1])],
+        unit(),
+        tmp_path / "fixed.onnx",
+        node_inputs=["X", "W", "R"],
+    )
+    report = api.audit(path, data=ones(n=5))
+    assert report.depth.measured.sequences == 5
+    assert report.depth.measured.exceed_probability == pytest.approx(1 - 0.05 ** (1 / 5))
+
+
+def test_a_model_is_not_stable_because_of_the_layers_that_were_chosen(tmp_path):
+    weights = {}
+    for layer, w in enumerate((0.1, 3.0)):
+        for kind, v in (("hh", w), ("ih", 1.0)):
+            weights[f"rnn.weight_{kind}_l{layer}"] = torch.tensor([[v]])
+    torch.save(weights, tmp_path / "deep.pt")
+    report = api.audit(tmp_path / "deep.pt", layer="[0]")
+    assert [r.verdict for r in report.recurrences] == ["stable"]
+    assert report.verdict != "stable"
+    assert [(s.where, s.reason) for s in report.skipped] == [("rnn[1]", "left out by --layer")]
+
+
+def test_what_is_found_lies_in_the_domain_of_what_is_proved(tmp_path):
+    # Saturated by its bias for |x| ≤ 1; the synthetic inputs reach ±10.
+    path = elman_file(tmp_path / "saturated.pt", {"rnn": (3.0, [1.0], 6.0)})
+    (recurrence,) = api.audit(path).recurrences
+    assert recurrence.upper.value < 1
+    assert recurrence.lower.value <= recurrence.upper.value
+
+
+def test_a_model_is_never_written_over_itself(tmp_path):
+    path = elman_file(tmp_path / "m.pt", {"rnn": (0.5, [1.0], 0.0)})
+    before = path.read_bytes()
+    with pytest.raises(api.UsageError, match="the output must not be the model that is read"):
+        api.truncate(path, path)
+    assert path.read_bytes() == before
