@@ -215,7 +215,7 @@ def _examined(
     model: Model, data: Data | None, settings: Settings, progress: Progress | None
 ) -> Examination:
     seen = observe(model, data, seed=settings.seed, input_range=settings.input_range)
-    return examine(model, seen, data, settings, progress=progress)
+    return examine(model, seen, settings, progress=progress)
 
 
 # ----------------------------------------------------------------------------- arguments

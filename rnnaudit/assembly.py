@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rnnaudit.data import Data
+from rnnaudit.estimators import Refutation
 from rnnaudit.evidence import caveats, curve, drift
 from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
@@ -36,6 +37,11 @@ def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Rep
     model, settings = found.model, found.settings
     chosen = [label for label in found.recurrences if layer is None or layer in label]
     recurrences = tuple(_recurrence(found, found.recurrences[label]) for label in chosen)
+    verdicts = [r.verdict for r in recurrences]
+    if layer is None and any(
+        _never_forgets(stack.refutation, settings.eps) for stack in found.stacks
+    ):
+        verdicts.append("unstable")
     skipped = (
         *model.skipped,
         *(
@@ -47,7 +53,7 @@ def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Rep
     return Report(
         model=_info(model),
         settings=_record(settings, data, layer),
-        verdict=_overall([r.verdict for r in recurrences], skipped),
+        verdict=_overall(verdicts, skipped),
         recurrences=recurrences,
         eps=settings.eps,
         norm=settings.norm,
@@ -134,7 +140,7 @@ def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
         hidden_size=cell.hidden_size,
         direction=recurrence.direction,
         layer=recurrence.layer,
-        verdict="stable" if best is not None and best.bound.value < 1 else "undecided",
+        verdict=_verdict(each, settings.eps),
         cell_options=cell.options,
         upper=None if best is None else best.bound,
         no_proof=each.certificates.no_proof,
@@ -146,6 +152,18 @@ def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
         spectral_norm=each.spectral_norm,
         initial_state=recurrence.initial.describe(),
     )
+
+
+def _verdict(each: Examined, eps: float) -> Verdict:
+    """Judge one recurrence: proved, refuted up to the horizon of the search, or neither."""
+    best = each.certificates.best
+    if best is not None and best.bound.value < 1:
+        return "stable"
+    return "unstable" if _never_forgets(each.refutation, eps) else "undecided"
+
+
+def _never_forgets(refutation: Refutation | None, eps: float) -> bool:
+    return refutation is not None and refutation.never_forgets(eps)
 
 
 def _overall(verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> Verdict:

@@ -10,18 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rnnaudit import cells
+from rnnaudit.cells.chain import Chain
 from rnnaudit.certificates import (
     CertificateSet,
     Domain,
     StackCertificate,
     certify_stack,
 )
-from rnnaudit.data import Data
 from rnnaudit.depth import DepthStudy, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
-from rnnaudit.estimators import lambda_below, lyapunov, norm_curve
+from rnnaudit.estimators import Refutation, lambda_below, lyapunov, norm_curve, refute
 from rnnaudit.evidence import measured_depth
-from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
+from rnnaudit.model import Cell, ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
 from rnnaudit.results import (
     EPSILONS,
@@ -40,11 +41,20 @@ Progress = Callable[[str, float], None]
 PROOF_SHARE = 0.4
 """Share of the time budget that proofs may take."""
 
-PILOT = 4
+PILOT = 5
 """Sequences that are measured first where all would be expensive: one of each synthetic kind."""
 
 AFFORDABLE = 1e11
 """Multiplications up to which every depth of every sequence is measured without a pilot."""
+
+HORIZON = 256
+"""The largest depth that the search for counterexamples looks at."""
+
+RESTARTS, ASCENTS = 16, 20
+"""Sequences that the search improves at once, and steps of improvement for each window."""
+
+SEARCHABLE = 2e6
+"""Multiplications of one step up to which counterexamples are searched for."""
 
 LAYERWISE = 8
 """How much dearer a layer by layer study is: each depth of its grid starts from nothing."""
@@ -94,6 +104,7 @@ class Examined:
     norms: NormCurve | None
     lyapunov: LyapunovExponent | None
     spectral_norm: float | None
+    refutation: Refutation | None
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε."""
@@ -103,6 +114,7 @@ class Examined:
             measured=measured_depth(
                 self.study, eps, confidence=settings.confidence, synthetic=self.synthetic
             ),
+            refuted_below=None if self.refutation is None else self.refutation.refuted_below(eps),
         )
 
 
@@ -115,6 +127,7 @@ class ExaminedStack:
     study: DepthStudy
     synthetic: bool
     kinds: tuple[str, ...]
+    refutation: Refutation | None
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε of the stack's output."""
@@ -125,6 +138,7 @@ class ExaminedStack:
             measured=measured_depth(
                 self.study, eps, confidence=settings.confidence, synthetic=self.synthetic
             ),
+            refuted_below=None if self.refutation is None else self.refutation.refuted_below(eps),
         )
 
 
@@ -180,7 +194,6 @@ def _pooled(parts: Sequence[MeasuredDepth]) -> MeasuredDepth | None:
 def examine(
     model: Model,
     seen: Observation,
-    data: Data | None,
     settings: Settings,
     *,
     progress: Progress | None = None,
@@ -190,7 +203,6 @@ def examine(
     Args:
         model: The model as loaded.
         seen: What its recurrences see.
-        data: The user's sequences, whose box bounds the inputs that proofs assume.
         settings: What the caller wants.
         progress: Called with what is being done and the share that is done.
     """
@@ -221,9 +233,25 @@ def examine(
                 norms=norm_curve(recurrence, longest, seed=settings.seed),
                 lyapunov=lyapunov(recurrence, longest, seed=settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
+                refutation=_refuted_alone(recurrence, domain, longest, settings, work),
             )
-        whole = _whole(stack, _Inputs(seen.stacks[i], owners), settings, work)
-        stacks.append(ExaminedStack(stack, proof, whole, seen.synthetic[i], seen.kinds[i]))
+        inputs = _Inputs(seen.stacks[i], owners)
+        stacks.append(
+            ExaminedStack(
+                stack,
+                proof,
+                _whole(stack, inputs, settings, work),
+                seen.synthetic[i],
+                seen.kinds[i],
+                _refuted(
+                    [found[r.label] for r in stack.recurrences()],
+                    stack,
+                    inputs.groups,
+                    settings,
+                    work,
+                ),
+            )
+        )
     names = " · ".join(dict.fromkeys(domain.name for domain in domains))
     return Examination(model, seen, settings, found, tuple(stacks), names, tuple(domains))
 
@@ -328,9 +356,69 @@ def _study(
 
 
 def _step_cost(recurrence: Recurrence) -> float:
-    """Return the multiplications of one step."""
-    cell = recurrence.cell
+    return _multiplications(recurrence.cell)
+
+
+def _multiplications(cell: Cell) -> float:
+    """Return the multiplications of one step of a cell."""
     return float((cell.W if isinstance(cell, ElmanCell) else cell.U).numel())
+
+
+def _refuted_alone(
+    recurrence: Recurrence, domain: Domain, x: Tensor, settings: Settings, work: _Work
+) -> Refutation | None:
+    """Search for inputs that a recurrence remembers, where the caller's inputs reach it.
+
+    What a deeper layer reads is bounded by the layer before it, not by the caller, and a
+    start that the graph computes is not known.
+    """
+    if recurrence.layer or recurrence.initial.source == "computed":
+        return None
+    examples = cells.reads(recurrence, x)
+    return _refute(Chain.of([recurrence]), domain, examples, settings, work)
+
+
+def _refuted(
+    each: Sequence[Examined],
+    stack: Stack,
+    groups: Sequence[Tensor],
+    settings: Settings,
+    work: _Work,
+) -> Refutation | None:
+    """Search for inputs that a stack remembers, where it runs in one direction."""
+    if len(each) == 1 and stack.readout is None:
+        return each[0].refutation
+    computed = any(e.recurrence.initial.source == "computed" for e in each)
+    if not stack.causal or computed:
+        return None
+    chain = Chain.of([e.recurrence for e in each], stack.readout)
+    return _refute(chain, each[0].domain, groups[-1], settings, work)
+
+
+def _refute(
+    chain: Chain, domain: Domain, examples: Tensor, settings: Settings, work: _Work
+) -> Refutation | None:
+    """Search the domain for inputs that are remembered; None where that is out of reach.
+
+    ``examples`` [N, T, I] are in the chain's own reading order.
+    """
+    low, high = domain.box(chain.input_size)
+    finite = bool(low.isfinite().all() and high.isfinite().all())
+    if not finite or sum(_multiplications(cell) for cell in chain.cells) > SEARCHABLE:
+        return None
+    return refute(
+        chain,
+        low,
+        high,
+        horizon=HORIZON,
+        restarts=RESTARTS,
+        steps=ASCENTS,
+        seed=settings.seed,
+        norm=settings.norm,
+        examples=examples,
+        eps=settings.eps,
+        budget_s=work.seconds(PROOF_SHARE / 2),
+    )
 
 
 def _prove(stack: Stack, domain: Domain, settings: Settings, work: _Work) -> StackCertificate:

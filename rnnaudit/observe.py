@@ -26,7 +26,7 @@ from rnnaudit.results import Finding
 from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.slots import of_graph
 
-SEQUENCES = 32
+SEQUENCES = 35
 LENGTH = 256
 
 MOST_ROWS = 256

@@ -1,18 +1,21 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
+from rnnaudit.estimators.adversary import Refutation, Witness, refute
 from rnnaudit.estimators.lyapunov import Spectrum, lyapunov, spectrum
 from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
 from rnnaudit.estimators.probes import synthetic
 from rnnaudit.estimators.products import norm_curve
-from rnnaudit.estimators.states import box, sample
+from rnnaudit.estimators.states import sample
 
 __all__ = [
+    "Refutation",
     "Spectrum",
-    "box",
+    "Witness",
     "lambda_below",
     "lyapunov",
     "norm_below",
     "norm_curve",
+    "refute",
     "sample",
     "spectral_norms",
     "spectrum",

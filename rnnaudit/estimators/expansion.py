@@ -56,7 +56,11 @@ def expansion(
     V = torch.randn(count, min(2, S), S, generator=rng, dtype=torch.float64)
     norms, _ = screen(linearization, V, 3)
     best = norms.topk(min(_FEW, count)).indices
-    radii = torch.linalg.eigvals(cells.jacobian(cell, s[best], u[best])).abs().amax(-1)
+    J = cells.jacobian(cell, s[best], u[best])
+    best, J = best[held := J.isfinite().all(-1).all(-1)], J[held]
+    if not len(J):
+        return None
+    radii = torch.linalg.eigvals(J).abs().amax(-1)
     top = int(radii.argmax())
     if not float(radii[top]) >= 1 + _SLACK:
         return None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-KINDS = ("standard normal", "uniform", "saturating", "constant")
-"""The kinds in turn: sequence n is of kind ``KINDS[n % 4]``."""
+KINDS = ("standard normal", "uniform", "saturating", "constant", "pulse")
+"""The kinds in turn: sequence n is of kind ``KINDS[n % 5]``."""
+
+PULSE = 4
+"""Steps after which a pulse is over."""
 
 LARGE = 10.0
 """Magnitude of saturating inputs where no box limits them."""
@@ -25,9 +28,10 @@ def synthetic(
 ) -> Tensor:
     """Return inputs [N, T, I] in float64, equal parts of each of ``KINDS`` in turn.
 
-    Standard normal, uniform on ±1, piecewise constant at ±``LARGE``, and constant over
-    time. In a box [low, high] (each [I], or one number for all) they are scaled to its middle
-    and half-width and clipped to it, and the saturating ones sit in its corners.
+    Standard normal, uniform on ±1, piecewise constant at ±``LARGE``, constant over time, and
+    a pulse of ±``LARGE`` followed by zeros, which shows whether a model holds what it saw.
+    In a box [low, high] (each [I], or one number for all) they are scaled to its middle and
+    half-width and clipped to it, and the saturating ones sit in its corners.
     """
     rng = torch.Generator().manual_seed(seed)
     shape = (sequences, length, input_size)
@@ -46,6 +50,7 @@ def synthetic(
     x = torch.where(kind == 0, normal, uniform)
     x = torch.where(kind == 2, saturating, x)
     x = torch.where(kind == 3, constant, x)
+    x = torch.where(kind == 4, torch.where(steps < PULSE, saturating, 0.0), x)
     if low is not None and high is not None:
         x = (low + high) / 2 + x * (high - low) / 2
         ends = [torch.as_tensor(end, dtype=x.dtype) for end in (low, high)]

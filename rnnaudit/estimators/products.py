@@ -104,7 +104,7 @@ def norm_curve(recurrence: Recurrence, x: Tensor, *, seed: int = 0) -> NormCurve
         exact = cell.state_size <= _EXACT
         logs = _by_products(cell, s, z, seed) if exact else _by_windows(cell, s, z, seed)
         for r, log_norm in logs:
-            if log_norm > _LOG_MOST:
+            if not log_norm <= _LOG_MOST:
                 break
             steps.append(r)
             values.append(math.exp(log_norm) * DOWN)
