@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rnnaudit.certificates import Domain, certify
 from rnnaudit.certificates.elman import proves_rate
+from rnnaudit.certificates.interface import MAX_DEPTH, geometric_depth
 from rnnaudit.certificates.intervals import Interval
 from rnnaudit.certificates.radius import minimise_radius, numerical_radius_above
 from rnnaudit.model import RELU, TANH, Activation, ElmanCell, InitialState, Readout, Recurrence
@@ -76,6 +77,45 @@ def test_the_nilpotent_latch_is_not_certified():
     assert proofs.best is None
     assert proofs.depth(0.5) is None
     assert "numerical radius of the scaled weight is about 4" in proofs.no_proof.reason
+
+
+@given(
+    seed=seeds,
+    n=st.integers(1, 16),
+    bias=st.sampled_from([20.0, 350.0, 400.0, 1e5]),
+    exponent=st.sampled_from([0, -250, -310, -323, 100, 300]),
+)
+@settings(max_examples=20, deadline=None)
+def test_weights_of_any_size_and_saturation_end_in_a_valid_proof_or_in_none(
+    seed, n, bias, exponent
+):
+    rng = generator(seed)
+    size = float(f"1e{exponent}")
+    W = size * (2 * torch.rand(n, n, generator=rng, dtype=torch.float64) - 1)
+    r = recurrence(ElmanCell(W, normal(rng, n, 2), torch.full((n,), bias, dtype=torch.float64)))
+    proofs = certify(r, Domain())
+    assert proofs.best is not None or exponent > 0 or (exponent == 0 and bias == 20)
+    depths = [proofs.depth(eps) for eps in (1e-3, 1e-301, 5e-324)]
+    known = [k for k in depths if k is not None]
+    assert known == sorted(known)
+    if depths[0] is not None:
+        assert truncation_error(r, Domain(), depths[0], rng) <= 1e-3
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-310, 0.5, 0.9999, 1 - 2**-53])
+@pytest.mark.parametrize("eps", [1e308, 1e-3, 1.0000001e-300, 1e-301, 5e-324])
+@pytest.mark.parametrize("later", [0.0, 5e-324, 1.0, 1e308, math.inf, math.nan])
+def test_a_search_for_a_depth_ends_and_what_it_finds_holds(rate, eps, later):
+    k = geometric_depth(rate, later, later, eps)
+    if k is not None:
+        assert 0 <= k <= MAX_DEPTH
+        # Exact but for the last digits: rational numbers of this size are too long.
+        assert math.log(later or 5e-324) + k * math.log(rate or 1e-320) <= math.log(eps) + 1e-9
+
+
+def test_a_power_that_underflows_proves_nothing():
+    assert geometric_depth(0.5, 1e300, 1e300, 1e-20) is None
+    assert geometric_depth(0.5, 1e200, 1e200, 1e-20) == 731
 
 
 def test_a_jump_has_no_proof():

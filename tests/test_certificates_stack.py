@@ -1,6 +1,7 @@
 """Proofs of stacks: no input makes a truncated stack err by more than the proof allows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from rnnaudit.cells import advance, drive, output, readout, run_stack
 from rnnaudit.certificates import Domain, certify_stack
-from rnnaudit.model import RELU, ElmanCell, Layer, Stack
+from rnnaudit.certificates.interface import MAX_DEPTH
+from rnnaudit.model import RELU, ElmanCell, Layer, Readout, Stack
 
 from .attacks import REPEAT, inputs
 from .strategies import generator, random_stack, recurrence, seeds
@@ -99,6 +101,19 @@ def test_a_layer_without_a_proof_leaves_the_stack_without_one():
     assert proof.layerwise(0.1) is None
     assert "rnn[1]" in proof.reason
     assert proof.recurrences["rnn[0]"].best is not None
+
+
+@pytest.mark.parametrize("eps", [1e308, 1e-299, 1e-301, 5e-324])
+@pytest.mark.parametrize("scale", [1e308, 1.0, 1e-308])
+def test_a_search_ends_for_every_error_and_every_readout(eps, scale):
+    stack = chain(0.9999, 0.5)
+    A = torch.full((2, 1), scale, dtype=torch.float64)
+    read = replace(stack, readout=Readout("fc", A, torch.zeros(2, dtype=torch.float64)))
+    proof = certify_stack(read, Domain())
+    assert proof.depth(eps) is None or proof.depth(eps) <= MAX_DEPTH
+    assert proof.layerwise(eps) is None or max(proof.layerwise(eps).values()) <= MAX_DEPTH
+    for found in proof.recurrences.values():
+        assert found.depth(eps) is None or found.depth(eps) <= MAX_DEPTH
 
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, math.nan])

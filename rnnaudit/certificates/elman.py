@@ -162,6 +162,9 @@ def find_metric(W: Tensor, sector: Interval, D: Tensor, rate: float) -> Tensor |
 _MARGINS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.25)
 """How far above the numerical radius the rates lie; a larger λ can come with a smaller C."""
 
+_LEAST = 1e-30
+"""Rates below this are not worth proving: λ² must stay clear of underflow."""
+
 
 @prove.register(ElmanCell)
 def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -> None:
@@ -191,9 +194,15 @@ def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -
     )
     gain = raised(sector.size[:, None] * cell.U.abs()) * (cell.U != 0)
     search.dynamics = Dynamics((states.lo, states.hi), gain, (states.lo, states.hi))
-    _comparison(facts, sector, search)
-    _spectral(facts, wide, search)
-    _circle(facts, wide, sector, search)
+    with search.attempt("comparison matrix"):
+        _comparison(facts, sector, search)
+    if not bool(torch.isfinite(wide.size[:, None] * cell.W).all()):
+        search.fail("spectral norm", "the weights times the slopes overflow float64")
+        return
+    with search.attempt("spectral norm"):
+        _spectral(facts, wide, search)
+    with search.attempt("numerical radius"):
+        _circle(facts, wide, sector, search)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,7 +286,7 @@ def _circle(facts: _Facts, wide: Interval, sector: Interval, search: Search) -> 
     )
     members: list[Metric] = []
     for margin in _MARGINS:
-        rate = guess * (1 + margin)
+        rate = max(guess, _LEAST) * (1 + margin)
         if not rate < 1 or (members and search.expired):
             break
         member = _member(facts, wide, D, rate)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Literal, Protocol
@@ -25,6 +27,9 @@ Norm = Literal["max", "2"]
 
 MAX_DEPTH = 1_000_000
 """Depths beyond this are not worth naming: ``depth`` answers None."""
+
+_LOST = 1e-300
+"""Exceeds what underflow can lose in one product of numbers up to 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +120,7 @@ class Gauge:
 
     def at(self, k: int) -> float:
         """Bound λᵏ · radius from above."""
-        return up(self.radius * (self.rate**k * (1 + 2e-15)), 2) + 1e-300
+        return up(self.radius * power_above(self.rate, k), 2) + _LOST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +209,14 @@ class Search:
         """Note why a method proves nothing."""
         self.failures.append((method, reason))
 
+    @contextmanager
+    def attempt(self, method: str) -> Iterator[None]:
+        """Try a method that proves nothing where its numerics break down."""
+        try:
+            yield
+        except (torch.linalg.LinAlgError, OverflowError):  # type: ignore[attr-defined]
+            self.fail(method, "its search broke down in float64")
+
 
 @singledispatch
 def prove(cell: Cell, recurrence: Recurrence, domain: Domain, search: Search) -> None:
@@ -218,21 +231,24 @@ def geometric_depth(rate: float, first: float, later: float, eps: float) -> int 
     """Return the smallest k with ``first`` ≤ ε at k = 0, or ``later`` · rateᵏ ≤ ε at k ≥ 1.
 
     ``first`` is what holds before any step. The power is evaluated upward, one rounding
-    at a time, so that no logarithm decides.
+    at a time; None where that exceeds ε up to ``MAX_DEPTH``.
     """
     if not (eps > 0 and math.isfinite(later)) or not 0 <= rate < 1:
         return None
-    start = 0
-    if later > eps and rate > 0:
-        # A logarithm finds the neighbourhood; the power below decides.
-        start = max(0, int(math.log(eps / later) / math.log(rate)) - 2)
-        if start > MAX_DEPTH:
-            return None
-    k = start
-    while True:
-        k += 1
-        # pow is within 4 ulp in every libm in use; the product rounds once.
-        if later * (rate**k * (1 + 2e-15)) * (1 + 2e-15) + 1e-300 <= eps:
-            break
+
+    def holds(k: int) -> bool:
+        # The product rounds once.
+        return later * power_above(rate, k) * (1 + 2e-15) + _LOST <= eps
+
+    depths = range(1, MAX_DEPTH + 1)
+    place = bisect_left(depths, True, key=holds)
+    if place == len(depths):
+        return None
     # Once it holds at some k ≥ 1 it holds at every later one; k = 0 needs both.
-    return 0 if k == 1 and first <= eps else k
+    return 0 if place == 0 and first <= eps else depths[place]
+
+
+def power_above(rate: float, k: int) -> float:
+    """Bound rateᵏ from above, for 0 ≤ rate < 1; at least 1e-300, so that underflow cannot tell."""
+    # pow is within 4 ulp in every libm in use, where it does not underflow.
+    return max(rate**k * (1 + 2e-15), _LOST)

@@ -128,11 +128,16 @@ def minimise_radius(
     """Search for a diagonal D [n] that makes w(D W D⁻¹) small; any D is a valid one.
 
     The number beside it is about the radius that it reaches, from below: a guide, no bound.
+    W is finite. The search sees W over its largest entry, since w is linear in scale.
 
     Gradient steps on a log-sum-exp of the top Ritz values over 16 angles, each step scaled
     as in Adam (Kingma & Ba, 2015) by one running mean for all coordinates.
     """
     n = W.shape[0]
+    largest = float(W.abs().max()) if n else 0.0
+    if largest == 0:
+        return torch.ones_like(W[:, 0]), 0.0
+    W = W / largest
     rng = torch.Generator().manual_seed(seed)
     rays = _Rays.start(n, rng, 16, min(6, n))
     d = balance(W)
@@ -160,4 +165,4 @@ def minimise_radius(
         d = d - d.mean()
         if progress is not None:
             progress((step + 1) / iterations)
-    return best.exp(), best_top
+    return best.exp(), best_top * largest
