@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rnnaudit.cells import advance, drive, jacobian, output, step, trajectory
 from rnnaudit.certificates import CertificateSet, Domain
-from rnnaudit.certificates.comparison import ComparisonCertificate
+from rnnaudit.certificates.comparison import OF_NORMS, ComparisonCertificate, stepper
 from rnnaudit.certificates.quadratic import QuadraticCertificate
 from rnnaudit.model import Cell, Recurrence
 
@@ -123,10 +123,22 @@ def attack(r: Recurrence, domain: Domain, rng: torch.Generator, proofs: Certific
     x = inputs(rng, domain, cell.input_size, len(s), 1)[:, 0]
     for certificate in proofs.certificates:
         assert 0 <= certificate.bound.value < 1
-        assert (s - r.initial.value).abs().le(certificate.box * ROUNDING + 1e-12).all()
+        start = (s - r.initial.value).abs()
         if isinstance(certificate, ComparisonCertificate):
             J = jacobian(cell, s, x).abs()
-            assert (J <= certificate.M * ROUNDING + 1e-15).all()
+            P = cell.hidden_size
+            if certificate.norm == OF_NORMS:
+                M = certificate.M if len(certificate.M) == 2 else certificate.M.expand(1, 1)
+                parts = (slice(0, P), slice(P, None)) if len(M) == 2 else (slice(None),)
+                for i, rows in enumerate(parts):
+                    for j, columns in enumerate(parts):
+                        most = J[:, rows, columns].sum(-1).max()
+                        assert most <= M[i, j] * ROUNDING + 1e-15
+                continue
+            step_of = stepper(certificate.M, certificate.mixing)
+            moved = torch.stack([step_of(e) for e in start])
+            assert ((J @ start[..., None])[..., 0] <= moved * ROUNDING + 1e-15).all()
+        assert start.le(certificate.box * ROUNDING + 1e-12).all()
         if isinstance(certificate, QuadraticCertificate):
             for member in certificate.members[:2]:
                 P = member.P

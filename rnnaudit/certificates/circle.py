@@ -87,6 +87,18 @@ def close(loop: Loop, sector: Interval) -> Closed:
     return Closed(loop.A + through @ C, (loop.B + through @ D) * rad, C, D * rad, rad)
 
 
+def _balanced(S: Tensor) -> Tensor:
+    """Return levels that even out row and column sums of e^{2l_i} S_ij e^{−2l_j}."""
+    level = S.new_zeros(S.shape[0])
+    for _ in range(40):
+        up, down = (2 * level).exp(), (-2 * level).exp()
+        row, column = up * (S @ down), down * (up @ S)
+        step = 0.125 * (column.clamp(min=1e-200) / row.clamp(min=1e-200)).log()
+        level = level + step.clamp(-1, 1)
+        level = (level - level.mean()).clamp(-20, 20)
+    return level
+
+
 def find_multipliers(
     closed: Closed, rate: float, *, steps: int, seed: int, start: Tensor | None = None
 ) -> tuple[Tensor, float]:
@@ -100,23 +112,17 @@ def find_multipliers(
             torch.cat([closed.C / rate, closed.D], 1),
         ]
     )
-    size = G.shape[0]
-    S2 = G.square()
-    level = G.new_zeros(size) if start is None else start.clone()
-    for _ in range(40 if start is None else 0):
-        scaled = (2 * (level[:, None] - level)).exp() * S2
-        row, column = scaled.sum(1).clamp(min=1e-200), scaled.sum(0).clamp(min=1e-200)
-        level = level + (0.125 * (column / row).log()).clamp(-1, 1)
-        level = (level - level.mean()).clamp(-20, 20)
+    size, Gt = G.shape[0], G.mT.contiguous()
+    level = _balanced(G.square()) if start is None else start.clone()
+    pace = 0.15 if start is None else 0.05
     rng = torch.Generator().manual_seed(seed)
     X = torch.randn(size, min(4, size), dtype=G.dtype, generator=rng)
     mean, square, best, reached = torch.zeros_like(level), 0.0, level, float("inf")
     for step in range(steps):
-        e = level.exp()
-        scaled = e[:, None] * G / e
+        e = level.exp()[:, None]
         for _ in range(2 if step else 12):
-            X = torch.linalg.qr(scaled.mT @ (scaled @ X))[0]
-        left, value, right = torch.linalg.svd(scaled @ X, full_matrices=False)
+            X = torch.linalg.qr(Gt @ (e.square() * (G @ (X / e))) / e)[0]
+        left, value, right = torch.linalg.svd(e * (G @ (X / e)), full_matrices=False)
         X = X @ right.mT
         top = float(value[0])
         if not top > 0:
@@ -130,37 +136,40 @@ def find_multipliers(
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.99 * square + 0.01 * float(gradient.square().mean())
         scale = (square / (1 - 0.99 ** (step + 1))) ** 0.5 + 1e-12 * top
-        level = level - 0.15 * (1 - step / steps) * mean / (1 - 0.9 ** (step + 1)) / scale
+        level = level - pace * (1 - step / steps) * mean / (1 - 0.9 ** (step + 1)) / scale
     return best, reached
 
 
 def find_loop_metric(closed: Closed, T: Tensor, rate: float) -> Tensor | None:
-    """Iterate P ← Q + AᵀPA + (…)ᵀ(T − DᵀTD − BᵀPB)⁻¹(…) upward; None where it breaks down.
+    """Iterate the Riccati equation of the bounded real lemma upward; None where it breaks down.
 
-    T [m] are multipliers in the scaling |p| ≤ |q|, and A is divided by the rate.
+    T [m] are multipliers in the scaling |p| ≤ |q|, and A is divided by the rate. With
+    R = T − DᵀTD, Ā = A + BR⁻¹DᵀTC and G = BR⁻¹Bᵀ the iteration is P ← Q̄ + Āᵀ(P⁻¹ − G)⁻¹Ā.
     """
     A, B, C, D = closed.A / rate, closed.B, closed.C / rate, closed.D
-    S = A.shape[0]
     TC = T[:, None] * C
     Q = C.mT @ TC
     Q = Q + torch.diag(1e-4 * Q.diagonal() + 1e-6 * Q.diagonal().mean() + 1e-30)
-    cross = D.mT @ TC
-    room = torch.diag(T) - D.mT @ (T[:, None] * D)
     # A margin in the multipliers' block too, so that the proof survives rounding.
-    room = room - torch.diag(1e-6 * T)
+    L, info = torch.linalg.cholesky_ex(torch.diag((1 - 1e-6) * T) - D.mT @ (T[:, None] * D))
+    if int(info) != 0:
+        return None
+    half = torch.linalg.solve_triangular(L, torch.cat([B.mT, D.mT @ TC], 1), upper=False)
+    Bh, Xh = half.split(A.shape[0], dim=1)
+    A, Q, G = A + Bh.mT @ Xh, Q + Xh.mT @ Xh, Bh.mT @ Bh
+    eye = torch.eye(A.shape[0], dtype=A.dtype)
     P: Tensor = Q
-    for _ in range(150):
-        PB = P @ B
-        L, info = torch.linalg.cholesky_ex(room - B.mT @ PB)
-        if int(info) != 0:
+    for _ in range(200):
+        root, info = torch.linalg.cholesky_ex(P)
+        room, singular = torch.linalg.cholesky_ex(eye - root.mT @ G @ root)
+        if int(info) != 0 or int(singular) != 0:
             return None
-        K = torch.linalg.solve_triangular(L, PB.mT @ A + cross, upper=False)
-        after = Q + A.mT @ P @ A + K.mT @ K
+        K = torch.linalg.solve_triangular(room, root.mT @ A, upper=False)
+        after = Q + K.mT @ K
         change = after - P
         P = (after + after.mT) / 2
-        small = 2e-5 * Q.diagonal()
-        if bool((change.abs().sum(1) <= small).all()):
-            return P
-        if not bool(torch.isfinite(P).all()) or S == 0:
+        if not bool(torch.isfinite(P).all()):
             return None
+        if bool((change.abs().sum(1) <= 2e-5 * Q.diagonal()).all()):
+            return P
     return None

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.interface import MAX_DEPTH, Gauge, Norm
+from rnnaudit.certificates.interface import MAX_DEPTH, Gauge, Norm, power_above
 from rnnaudit.certificates.intervals import times_above
 from rnnaudit.model import Readout
 from rnnaudit.norms import UNIT, gamma, up
 from rnnaudit.results import UpperBound
+
+OF_NORMS = "∞-norm"
+"""The norm of a comparison matrix whose entries compare norms of h and c, not units."""
 
 _STEPS = 3000
 """Steps taken with the matrix itself; beyond them its rate decides."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mixing:
+    """A step z e + (1 − z) B e with one z in [lo, hi] per unit, the larger end counting."""
+
+    lo: Tensor
+    hi: Tensor
+    B: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ComparisonCertificate:
     """M [S, S] without negative entries bounds one step's differences; ``box`` [S] the first.
 
-    ``weights`` v [S] > 0 prove the rate: M v ≤ rate · v.
+    ``weights`` v [S] > 0 prove the rate: M v ≤ rate · v. Where M has fewer rows than there
+    are states, its first entry bounds all of h. ``mixing`` adds what M cannot say.
     """
 
     method: str
@@ -33,11 +47,13 @@ class ComparisonCertificate:
     rate: float
     box: Tensor
     outputs: int
+    norm: str = "weighted max-norm"
+    mixing: Mixing | None = None
 
     @property
     def bound(self) -> UpperBound:
         """The rate λ ≥ ρ(M)."""
-        return UpperBound(self.rate, "weighted max-norm", self.method, self.domain)
+        return UpperBound(self.rate, self.norm, self.method, self.domain)
 
     def depth(
         self,
@@ -50,26 +66,78 @@ class ComparisonCertificate:
         if radius is not None or not bool(torch.isfinite(self.box).all()):
             return None
         A = None if readout is None else readout.A.abs()
-        pattern = (self.M != 0).to(self.M)
-
-        def advance(e: Tensor) -> Tensor:
-            return times_above(self.M, e, pattern)
+        advance = stepper(self.M, self.mixing)
 
         def output(e: Tensor) -> float:
-            return output_above(A, e[: self.outputs], norm)
+            return output_above(A, self._of_h(e), norm)
 
         return settled_depth(
             advance, self.box, self.weights, rate=self.rate, output=output, eps=eps
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether M alone bounds one step, unit by unit."""
+        return self.norm != OF_NORMS and self.mixing is None
+
+    def _of_h(self, e: Tensor) -> Tensor:
+        """Return the bounds [H] of the output's units."""
+        return e[:1].expand(self.outputs) if self.norm == OF_NORMS else e[: self.outputs]
+
     def gauges(self) -> tuple[Gauge, ...]:
         """Return the weighted max-norm max |δ_i| / v_i."""
+        if self.norm == OF_NORMS:
+            return ()  # the entries are norms, not states
         v = self.weights
 
         def measure(r: Tensor) -> float:
             return up(float((r / v).max()), 2)
 
         return (Gauge(self.rate, measure(self.box), v[: self.outputs], measure),)
+
+
+def stepper(M: Tensor, mixing: Mixing | None = None) -> Callable[[Tensor], Tensor]:
+    """Return e ↦ M e (and the mixing of e), rounded up."""
+    pattern = (M != 0).to(M)
+    if mixing is None:
+        return lambda e: times_above(M, e, pattern)
+    inner = (mixing.B != 0).to(M)
+
+    def step(e: Tensor) -> Tensor:
+        own = times_above(mixing.B, e, inner)
+        low = mixing.lo * e + (1 - mixing.lo) * own
+        high = mixing.hi * e + (1 - mixing.hi).clamp(min=0) * own
+        return (torch.maximum(low, high) + times_above(M, e, pattern)) * (1 + 1e-15)
+
+    return step
+
+
+def mixing_weights(M: Tensor, mixing: Mixing) -> tuple[Tensor, float] | None:
+    """Search for v > 0 with F(v) ≤ λ v, λ < 1, for the step F of a mixed comparison.
+
+    v = 1 + F(v) / μ, iterated, is positive and exists for any μ above F's growth rate.
+    """
+    step = stepper(M, mixing)
+    v = torch.ones_like(mixing.lo)
+    growth = 1.0
+    for _ in range(100):
+        after = step(v)
+        growth = float((after / v).max())
+        v = after / after.max().clamp(min=1e-300) + 1e-9
+    best: tuple[Tensor, float] | None = None
+    for part in (0.02, 0.1, 0.3, 0.6):
+        mu = growth + (1 - growth) * part
+        if not 0 < mu < 1:
+            continue
+        v = torch.ones_like(mixing.lo)
+        for _ in range(300):
+            v = 1 + step(v) / mu
+            if not bool(torch.isfinite(v).all()):
+                break
+        rate = up(float((step(v) / v).max()) * (1 + 4 * UNIT))
+        if rate < 1 and (best is None or rate < best[1]):
+            best = v, rate
+    return best
 
 
 def settled_depth(
@@ -105,14 +173,14 @@ def settled_depth(
         if k == _STEPS:
             break
         e, k = advance(e), k + 1
-    if not math.isfinite(t * tail):
+    size = t * tail
+    if not math.isfinite(size):
         return None
-    more = math.ceil(math.log(max(t * tail / eps, 1.0)) / -math.log(rate))
-    while k + more < MAX_DEPTH:
-        if t * tail * rate**more * (1 + 1e-14) <= eps:
-            return k + more
-        more += 1
-    return None
+    later = range(MAX_DEPTH - k)
+    place = bisect_left(
+        later, True, key=lambda more: size * power_above(rate, more) * (1 + 1e-14) <= eps
+    )
+    return None if place == len(later) else k + place
 
 
 def output_above(A: Tensor | None, e: Tensor, norm: Norm) -> float:
@@ -144,7 +212,7 @@ def contracting_weights(M: Tensor) -> tuple[Tensor, float] | None:
     for mu in (*near, *spread):
         if not 0 < mu < 1:
             continue
-        v = torch.linalg.solve(eye - M / mu, one)
+        v = torch.linalg.solve_ex(eye - M / mu, one)[0]
         if not bool(torch.isfinite(v).all()) or float(v.min()) <= 0:
             continue
         v = v / v.max()

@@ -79,7 +79,7 @@ def _written(
             "sector": _ends((form.sector.lo, form.sector.hi)),
             "metric": {"P": _pack(member.P), "T": _pack(member.T * form.times)},
         }
-    if isinstance(certificate, ComparisonCertificate):
+    if isinstance(certificate, ComparisonCertificate) and certificate.is_plain:
         rate = min(certificate.rate * _ROOM + 1e-12, float(np.nextafter(1.0, 0.0)))
         weights = {"weights": _pack(certificate.weights)}
         return text | {"form": "comparison", "rate": rate, "comparison": weights}

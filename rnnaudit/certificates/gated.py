@@ -14,7 +14,12 @@ from rnnaudit.certificates.circle import (
     find_multipliers,
     proves_loop_rate,
 )
-from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
+from rnnaudit.certificates.comparison import (
+    ComparisonCertificate,
+    Mixing,
+    contracting_weights,
+    mixing_weights,
+)
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import Interval, apply, loosened, times_above
 from rnnaudit.certificates.loops import (
@@ -32,9 +37,19 @@ from rnnaudit.certificates.places import (
     lstm_place,
     reachable_box,
 )
+from rnnaudit.certificates.published import published_gru, published_lstm
 from rnnaudit.certificates.quadratic import Form, Metric, QuadraticCertificate, radius_of_box
 from rnnaudit.model import GRUCell, LSTMCell, Recurrence
 from rnnaudit.norms import up
+
+_SLOWEST = 0.9995
+"""The rate that is tried first."""
+
+_MEMBERS = 3
+"""How many of the metrics are kept; a larger rate can come with a smaller constant."""
+
+_RATES = 7
+"""How many rates the circle criterion tries, halving the gap to the slowest that it can be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,8 +135,16 @@ def _(cell: LSTMCell | GRUCell, recurrence: Recurrence, domain: Domain, search: 
     facts = gather(recurrence, domain, search)
     if facts is None:
         return
-    _comparison(facts, search)
-    _circle(facts, search)
+    with search.attempt("comparison matrix"):
+        _comparison(facts, search)
+    if isinstance(cell, GRUCell):
+        with search.attempt("average form"):
+            _average(facts, search)
+        published_gru(cell, facts.place, facts.box, search=search, domain=facts.domain)
+    else:
+        published_lstm(cell, facts.place, facts.box, search=search, domain=facts.domain)
+    with search.attempt("circle criterion"):
+        _circle(facts, search)
     if not search.certificates:
         search.failures.insert(0, ("summary", _why(facts, search)))
 
@@ -167,6 +190,33 @@ def _comparison(facts: Facts, search: Search) -> None:
     )
 
 
+def _average(facts: Facts, search: Search) -> None:
+    """Compare entrywise with one z for both parts of z h + (1 − z) n."""
+    cell = facts.cell
+    H = cell.hidden_size
+    U_r, U_z, U_n = (U.abs() for U in cell.U.split(H))
+    r, inner, n, z_slope, _ = facts.mixed[1].size.split(H)
+    if isinstance(cell, GRUCell) and cell.reset_after:
+        reads = r[:, None] * U_n + inner[:, None] * U_r
+    else:
+        reads = times_above(U_n, (torch.diag(r) + inner[:, None] * U_r) * (1 + 1e-15))
+    B = n[:, None] * reads * (1 + 1e-15)
+    z_lo, z_hi = (end[-H:] for end in (facts.mixed[1].lo, facts.mixed[1].hi))
+    if not bool((z_lo >= 0).all() and (z_hi <= 1).all()):
+        z_lo, z_hi = z_lo.clamp(min=0), z_hi.clamp(max=1)
+        if cell.gate.name not in ("sigmoid", "hardsigmoid"):
+            return
+    mixing = Mixing(z_lo, z_hi, B)
+    Q = z_slope[:, None] * U_z * (1 + 1e-15)
+    found = mixing_weights(Q, mixing)
+    if found is None:
+        search.fail("average form", "the comparison with one z for both parts does not contract")
+        return
+    search.certificates.append(
+        ComparisonCertificate("average form", facts.domain, Q, *found, facts.box, H, mixing=mixing)
+    )
+
+
 def tempered(sector: Interval) -> Interval:
     """Widen multipliers that hardly vary, which would cost the proof its digits."""
     middle, half = (sector.lo + sector.hi) / 2, (sector.hi - sector.lo) / 2
@@ -181,28 +231,38 @@ def _circle(facts: Facts, search: Search) -> None:
     closed = close(loop, sector)
     if not bool(torch.isfinite(closed.A).all() and torch.isfinite(closed.B).all()):
         return
+    found: list[tuple[float, Tensor, Tensor]] = []
     level, norm = None, math.inf
-    members: list[Metric] = []
-    low, high, rate = float(torch.linalg.eigvals(closed.A).abs().max()), 1.0, 0.9995
-    for step in range(7):
+    low, high, rate = float(torch.linalg.eigvals(closed.A).abs().max()), 1.0, _SLOWEST
+    for step in range(_RATES):
         if step and search.expired:
             break
         level, norm = find_multipliers(
-            closed, rate, steps=60 if step else 120, seed=search.seed, start=level
+            closed, rate, steps=30 if step else 100, seed=search.seed, start=level
         )
-        if norm > 1.3:
-            break
-        member = _member(facts, loop, sector, level, rate)
-        if member is None:
-            if step == 0:
-                break
-            low = rate
-        else:
-            members.append(member)
+        S = loop.A.shape[0]
+        T = (2 * (level[S:] - level[S:].mean())).exp()
+        P = find_loop_metric(closed, T, rate) if norm < 1.3 else None
+        if P is not None:
+            # |p| ≤ |q| with w = mid v + rad p is the sector with T divided by rad².
+            found.append((rate, P, T / closed.rad.square()))
             high = rate
-        rate = low + (high - low) * (0.35 if len(members) == step + 1 else 0.5)
+        elif step == 0:
+            break
+        else:
+            low = rate
+        if step == 0:
+            # The norm with a diagonal metric is near the rate that a full one proves.
+            low = max(low, norm - 0.15)
+            rate = min(max(norm, low + 0.05), (low + high) / 2)
+        else:
+            rate = (low + high) / 2
         if search.progress is not None:
-            search.progress((step + 1) / 7)
+            search.progress((step + 1) / _RATES)
+    members: list[Metric] = []
+    for rate, P, T in sorted(found, key=lambda entry: entry[0]):
+        if len(members) < _MEMBERS and proves_loop_rate(loop, sector, P, T, rate):
+            members.append(_member(facts, P, T, rate))
     if not members:
         search.fail("circle criterion", f"the scaled 2-norm is about {norm:.4g}, not below 1")
         return
@@ -218,20 +278,8 @@ def _circle(facts: Facts, search: Search) -> None:
     )
 
 
-def _member(
-    facts: Facts, loop: Loop, sector: Interval, level: Tensor, rate: float
-) -> Metric | None:
-    S = loop.A.shape[0]
-    T = (2 * (level[S:] - level[S:].mean())).exp()
-    closed = close(loop, sector)
-    P = find_loop_metric(closed, T, rate)
-    if P is None:
-        return None
-    # |p| ≤ |q| with w = mid v + rad p is the sector with T divided by rad².
-    multipliers = T / closed.rad.square()
-    if not proves_loop_rate(loop, sector, P, multipliers, rate):
-        return None
+def _member(facts: Facts, P: Tensor, T: Tensor, rate: float) -> Metric:
     radius = radius_of_box(P, facts.box, P.diagonal())
     steps = radius_of_box(P, facts.first, P.diagonal())
     radius = min(radius, up(steps / math.nextafter(1 - rate, 0), 2))
-    return Metric(rate, P, multipliers, radius)
+    return Metric(rate, P, T, radius)
