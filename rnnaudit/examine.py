@@ -34,6 +34,7 @@ from rnnaudit.results import (
     Norm,
     NormCurve,
 )
+from rnnaudit.threads import few_threads
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share that is done."""
@@ -50,7 +51,7 @@ AFFORDABLE = 1e11
 HORIZON = 256
 """The largest depth that the search for counterexamples looks at."""
 
-RESTARTS, ASCENTS = 16, 20
+RESTARTS, ASCENTS = 8, 12
 """Sequences that the search improves at once, and steps of improvement for each window."""
 
 SEARCHABLE = 2e6
@@ -206,6 +207,13 @@ def examine(
         settings: What the caller wants.
         progress: Called with what is being done and the share that is done.
     """
+    with few_threads(max((r.cell.state_size for r in model.recurrences()), default=0)):
+        return _examined(model, seen, settings, progress)
+
+
+def _examined(
+    model: Model, seen: Observation, settings: Settings, progress: Progress | None
+) -> Examination:
     total = len(list(model.recurrences())) + len(model.stacks)
     limit = settings.time_budget
     work = _Work(total, None if limit is None else limit / max(1, total), progress)

@@ -17,7 +17,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         (
-            ("results", "errors", "findings", "versions"),
+            ("results", "errors", "findings", "threads", "versions"),
             ("model", "policy", "reports"),
             ("cells", "norms", "runtime", "runtime_child", "loaders", "data"),
             ("certificates", "estimators"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 
 import torch
@@ -25,6 +24,7 @@ from rnnaudit.certificates.interface import (
 from rnnaudit.certificates.stack import StackCertificate, compose
 from rnnaudit.model import Recurrence, Stack
 from rnnaudit.results import NoProof
+from rnnaudit.threads import few_threads
 
 __all__ = [
     "Certificate",
@@ -68,7 +68,7 @@ def certify(
         return CertificateSet((), NoProof("the weights hold NaN or infinity"))
     deadline = None if time_budget is None else time.monotonic() + time_budget
     search = Search(seed, deadline, progress)
-    with _few_threads(cell.state_size):
+    with few_threads(cell.state_size):
         prove(cell, recurrence, domain, search)
         return _ranked(search)
 
@@ -97,17 +97,6 @@ def certify_stack(
         return certify(recurrence, inputs, time_budget=share, seed=seed, progress=progress)
 
     return compose(stack, domain, one)
-
-
-@contextmanager
-def _few_threads(size: int) -> Iterator[None]:
-    """Keep small matrices on one thread, where waking a second costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if size <= 256 else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _ranked(search: Search) -> CertificateSet:
