@@ -16,6 +16,7 @@ from rnnaudit.examine import Examination, Progress, Settings, examine
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.planning import Wanted, chosen, plans
+from rnnaudit.refutation import save_witness
 from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Plan, Shape
 from rnnaudit.verification import verify as compare
@@ -41,6 +42,7 @@ def audit(
     data: Data | str | Path | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,
+    witness: str | Path | None = None,
     seed: int = 0,
     confidence: float = 0.95,
     time_budget: float | None = None,
@@ -56,6 +58,9 @@ def audit(
         input_range: Bounds of every input feature that proofs assume; without, the data's
             box, or |x| ≤ 1.
         layer: Audit only recurrences whose label contains this.
+        witness: Where to save the inputs that refute most depths for ``eps``, if any are
+            found: an ``.npz`` of ``prefix`` [P, I], ``inputs`` [L, I] and ``distances``
+            [L + 1], the error at each depth from 0 to L.
         seed: Of everything that is random.
         confidence: Of the statements about unseen sequences.
         time_budget: Seconds for proofs and measurements; what it cuts short is labelled.
@@ -75,7 +80,8 @@ def audit(
     )
     model, data = _only(_model(model), layer), _data(data)
     found = _examined(model, data, settings, progress)
-    return assembly.of_audit(found, data=data, layer=layer)
+    saved = None if witness is None else save_witness(found, Path(witness))
+    return assembly.of_audit(found, data=data, layer=layer, witness=saved)
 
 
 def truncate(

@@ -32,7 +32,9 @@ OF_MEASUREMENTS = frozenset({"RA202", "RA203", "RA204", "RA205", "RA206", "RA208
 """Findings that weaken what is measured, and say nothing of what is proved."""
 
 
-def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Report:
+def of_audit(
+    found: Examination, *, data: Data | None, layer: str | None, witness: str | None = None
+) -> Report:
     """Write down what was examined: the recurrences whose label contains ``layer``, or all."""
     model, settings = found.model, found.settings
     chosen = [label for label in found.recurrences if layer is None or layer in label]
@@ -52,7 +54,7 @@ def of_audit(found: Examination, *, data: Data | None, layer: str | None) -> Rep
     )
     return Report(
         model=_info(model),
-        settings=_record(settings, data, layer),
+        settings={**_record(settings, data, layer), "witness": witness},
         verdict=_overall(verdicts, skipped),
         recurrences=recurrences,
         eps=settings.eps,

@@ -97,21 +97,17 @@ def observe(
         tuple(rows.owners for rows in stacks),
         tuple(made_up),
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
-        _description(data, stacks, made_up, sequences, length),
+        _description(data, stacks, made_up),
         findings,
     )
 
 
-def _description(
-    data: Data | None,
-    stacks: Sequence[_Rows],
-    made_up: Sequence[bool],
-    sequences: int,
-    length: int,
-) -> str:
+def _description(data: Data | None, stacks: Sequence[_Rows], made_up: Sequence[bool]) -> str:
     """Say what was measured on; of synthetic inputs also how large they are."""
     if data is not None:
         return data.describe()
+    sequences = min(int(rows.owners[-1].max()) + 1 for rows in stacks)
+    length = max(x.shape[1] for rows in stacks for x in rows.groups)
     largest = max(
         (
             float(x.abs().max())
@@ -227,6 +223,12 @@ def _captured(
     sites = [stack.layers[0].site for stack in model.stacks]
     fetch = [site.x for site in sites if site is not None]
     outcome = runtime.run(model.path, [feed.values for feed in feeds], fetch=fetch)
+    if outcome.outputs is None and data is not None:
+        raise LoadError(
+            f"the data must be what the graph takes, got {data.source}: {outcome.error}",
+            help="look at the values and the steps of the sequences",
+            id="RA107",
+        )
     if outcome.outputs is None:
         reason = f"the graph did not run ({outcome.error})"
         return {}, (_not_seen("every recurrence", reason),)

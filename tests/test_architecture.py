@@ -24,7 +24,7 @@ FLOORS = {
             ("depth", "stabilize", "verification"),
             ("truncation", "observe", "evidence"),
             ("export", "examine"),
-            ("planning",),
+            ("planning", "refutation"),
             ("assembly", "trial"),
             ("api",),
             ("sweep", "integrations"),

@@ -240,24 +240,26 @@ def test_a_sequence_that_overflows_is_left_out():
     assert estimators.lyapunov(recurrence(cell), x) is None
 
 
-def test_probes_are_seeded_and_in_equal_parts_of_four_kinds():
-    x = estimators.synthetic(3, sequences=8, length=200, seed=1)
+def test_probes_are_seeded_and_in_equal_parts_of_each_kind():
+    x = estimators.synthetic(3, sequences=10, length=200, seed=1)
     assert x.dtype == torch.float64
-    assert torch.equal(x, estimators.synthetic(3, sequences=8, length=200, seed=1))
-    assert not torch.equal(x, estimators.synthetic(3, sequences=8, length=200, seed=2))
-    for n in (0, 4):
-        normal, uniform, saturating, constant = x[n : n + len(probes.KINDS)]
+    assert torch.equal(x, estimators.synthetic(3, sequences=10, length=200, seed=1))
+    assert not torch.equal(x, estimators.synthetic(3, sequences=10, length=200, seed=2))
+    for n in (0, 5):
+        normal, uniform, saturating, constant, pulse = x[n : n + len(probes.KINDS)]
         assert normal.std() == pytest.approx(1.0, abs=0.1)
         assert uniform.abs().max() <= 1
         assert uniform.std() == pytest.approx(1 / math.sqrt(3), abs=0.05)
         assert set(saturating.unique().tolist()) == {-probes.LARGE, probes.LARGE}
         assert 0 < (saturating.diff(dim=0) != 0).double().mean() < 0.2
         assert torch.equal(constant, constant[:1].expand_as(constant))
+        assert set(pulse[: probes.PULSE].abs().unique().tolist()) == {probes.LARGE}
+        assert not pulse[probes.PULSE :].any()
 
 
 def test_probes_stay_inside_a_box_and_reach_its_corners():
     low, high = torch.tensor([0.0, -5.0]).double(), torch.tensor([1.0, 7.0]).double()
-    x = estimators.synthetic(2, sequences=4, length=100, seed=0, low=low, high=high)
+    x = estimators.synthetic(2, sequences=5, length=100, seed=0, low=low, high=high)
     assert ((x >= low) & (x <= high)).all()
     assert torch.equal(x[2].amin(0), low)
     assert torch.equal(x[2].amax(0), high)

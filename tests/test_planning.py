@@ -25,7 +25,7 @@ def examined(tmp_path, *, gain, eps=1e-3, length=64):
     layer = Layer((r,))
     model = Model(tmp_path / "made.pt", "made", "", (Stack("rnn", (layer,)),), whole=True)
     seen = observe(model, None, seed=0, sequences=8, length=length)
-    return examine(model, seen, None, Settings(eps=eps))
+    return examine(model, seen, Settings(eps=eps))
 
 
 def test_a_proof_is_the_only_plan_where_it_gives_a_depth(tmp_path):
@@ -65,11 +65,11 @@ def test_a_chosen_depth_is_taken_whatever_the_evidence(tmp_path):
     assert made.evidence == "chosen"
 
 
-def study(held, sequences=8, steps=40):
+def study(held, sequences=10, steps=40):
     """Errors of 1 at every depth for the kinds that are held, and of 0 from depth 3 for others."""
     errors = torch.zeros(sequences, steps, dtype=torch.float64)
     for n in range(sequences):
-        errors[n, : steps if KINDS[n % 4] in held else 3] = 1.0
+        errors[n, : steps if KINDS[n % 5] in held else 3] = 1.0
     lengths = (steps,) * sequences
     return DepthStudy(errors, tuple(range(steps)), lengths, lengths)
 
@@ -85,4 +85,4 @@ def test_kinds_of_input_that_are_held_are_left_out_unless_all_are(held, out):
     whole = SimpleNamespace(stack=stack, kinds=KINDS * 2)
     assert left_out(found, whole, 0.5) == out
     rows = usable(found, whole, 0.5)
-    assert {KINDS[n % 4] for n in rows} == set(KINDS) - set(out)
+    assert {KINDS[n % 5] for n in rows} == set(KINDS) - set(out)

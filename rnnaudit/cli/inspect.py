@@ -10,7 +10,9 @@ EXAMPLES = """Examples:
 
   rnnaudit inspect model.onnx --data sequences.npz --eps 1e-4
 
-  rnnaudit inspect model.onnx --input-range 0:1 --format json -o report.json"""
+  rnnaudit inspect model.onnx --input-range 0:1 --format json -o report.json
+
+  rnnaudit inspect model.pt --witness remembered.npz"""
 
 
 def inspect(  # noqa: PLR0917 (each parameter is an option)
@@ -18,6 +20,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     eps: options.Eps = 1e-3,
     norm: options.ErrorNorm = options.Norm.MAX,
     layer: options.Layer = None,
+    witness: options.Witness = None,
     data: options.Data = None,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
@@ -37,6 +40,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     """
     with output.refusals(form, model):
         output.check_writable(output_file, model, data)
+        output.check_writable(witness, model, data)
         bounds = inputs.bounds(input_range)
         sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
         with output.progress(quiet=quiet) as progress:
@@ -47,6 +51,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
                 eps=eps,
                 norm=norm.value,
                 layer=layer,
+                witness=witness,
                 data=sequences,
                 input_range=bounds,
                 confidence=confidence,

@@ -133,6 +133,15 @@ Layer = Annotated[
     str | None,
     typer.Option("--layer", metavar="NAME", help="Only recurrences whose name holds NAME."),
 ]
+Witness = Annotated[
+    str | None,
+    typer.Option(
+        "--witness",
+        metavar="FILE",
+        help="Save the inputs that refute most depths (.npz).",
+        rich_help_panel=_OUT,
+    ),
+]
 Confidence = Annotated[
     float,
     typer.Option(

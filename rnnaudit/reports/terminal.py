@@ -187,7 +187,7 @@ def _rates(recurrence: RecurrenceReport, domain: str, verbose: bool) -> list[Pie
         method = lower.method if verbose else lower.method.partition(" (")[0]
         how = _plain(f"{wording.norm(lower.norm)}: {method}")
         facts.append(
-            Text.assemble((f"≥ {numbers.rate_down(lower.value)} found", MEASURED), f" ({how})")
+            Text.assemble((f"‖J‖ ≥ {numbers.rate_down(lower.value)} found", MEASURED), f" ({how})")
         )
     if recurrence.spectral_norm is not None:
         facts.append(f"‖W‖₂ = {numbers.near(recurrence.spectral_norm)}")
@@ -253,7 +253,7 @@ def _overview(report: Report, width: int) -> Iterator[Text]:
         Column("cell", right=False, shrinks=True),
         Column("size", right=False),
         Column("λ ≤"),
-        Column("λ ≥"),
+        Column("‖J‖ ≥"),
         Column("t½"),
         Column("proved"),
         Column("measured"),
@@ -446,6 +446,7 @@ def _written(export: Export, width: int) -> Iterator[Text]:
                 *([_plain(export.form_reason)] if export.form_reason else []),
             ],
         ),
+        ("reads", [_plain(_port(name, shape)) for name, shape, _ in export.inputs]),
         ("size", [f"{before} → {numbers.size(export.bytes_after)}"]),
     ]
     if export.milliseconds_after is not None:
@@ -464,6 +465,10 @@ def _written(export: Export, width: int) -> Iterator[Text]:
     yield Text("run it:", LABEL)
     for line in snippet(export, width - 4):
         yield Text(f"    {line}")
+
+
+def _port(name: str, shape: tuple[int | str, ...]) -> str:
+    return f"{name} [{', '.join(map(str, shape))}]"
 
 
 def _spans(before: float | None, after: float) -> list[Piece]:

@@ -29,8 +29,8 @@ END_TO_END = "end to end"
 
 EVIDENCE: Mapping[Evidence, str] = {
     "proved": "proved",
-    "measured": "measured on your data",
-    "synthetic": "measured on synthetic inputs",
+    "measured": "measured on your data, for ε/2",
+    "synthetic": "measured on synthetic inputs, for ε/2",
     "chosen": "chosen with --depth",
 }
 
@@ -73,7 +73,9 @@ def verdict(report: Report) -> Settled:
     if report.verdict == "unstable":
         where = f"for some inputs {with_domain(report.domain)}".rstrip()
         needs = "" if depth.refuted_below is None else f": needs k ≥ {depth.refuted_below}"
-        return Settled(word, f" {where} (witness{needs}); {seen(report)}")
+        saved = report.settings.get("witness")
+        where_saved = f" saved to {numbers.clean(saved)}" if isinstance(saved, str) else ""
+        return Settled(word, f" {where} (witness{where_saved}{needs}); {seen(report)}")
     return Settled(word, f" in the worst case (no proof, no witness); {seen(report)}")
 
 
