@@ -12,15 +12,35 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rnnaudit.api import audit, load, truncate, verify
+    from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError, UsageError
+    from rnnaudit.results import Report
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "audit", "load", "truncate", "verify"]
+__all__ = [
+    "LoadError",
+    "Report",
+    "RnnauditError",
+    "UnsupportedModelError",
+    "UsageError",
+    "__version__",
+    "audit",
+    "load",
+    "truncate",
+    "verify",
+]
+
+_HOMES = {"Report": "results"} | {name: "errors" for name in __all__ if name.endswith("Error")}
 
 
 def __getattr__(name: str) -> object:
-    """Import the public functions on first use: torch alone takes seconds."""
+    """Import what is public on first use: torch alone takes seconds."""
     if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module("rnnaudit.api"), name)
+        return getattr(import_module(f"rnnaudit.{_HOMES.get(name, 'api')}"), name)
     raise AttributeError(f"module 'rnnaudit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name what is public."""
+    return __all__

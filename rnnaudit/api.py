@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+from torch import Tensor
 
 from rnnaudit import assembly, loaders, trial
-from rnnaudit.data import Data, load_data
+from rnnaudit.data import Data, load_data, of_arrays
 from rnnaudit.errors import UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
 from rnnaudit.model import Model
@@ -22,6 +25,9 @@ from rnnaudit.truncation import FormName, Plan, Shape
 from rnnaudit.verification import verify as compare
 
 Source = Model | str | Path
+
+Sequences = Data | str | Path | NDArray[Any] | Tensor | list[Any] | Mapping[str, Any]
+"""Where sequences come from: a path, or arrays [T, F] or [N, T, F], also by graph input."""
 
 
 def load(path: str | Path) -> Model:
@@ -39,7 +45,7 @@ def audit(
     *,
     eps: float = 1e-3,
     norm: Norm = "max",
-    data: Data | str | Path | None = None,
+    data: Sequences | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,
     witness: str | Path | None = None,
@@ -54,7 +60,9 @@ def audit(
         model: A loaded model, or the path of one.
         eps: Wanted accuracy ε of the output, in ``norm``.
         norm: ``max`` (per output unit) or ``2`` over the output's units.
-        data: Sequences to measure on, or where to read them; synthetic ones without.
+        data: Sequences to measure on, or where to read them: a path, an array [T, F] or
+            [N, T, F], a list of arrays [T, F], or a mapping of these by graph input;
+            synthetic ones without.
         input_range: Bounds of every input feature that proofs assume; without, the data's
             box, or |x| ≤ 1.
         layer: Audit only recurrences whose label contains this.
@@ -92,7 +100,7 @@ def truncate(
     depth: int | None = None,
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
-    data: Data | str | Path | None = None,
+    data: Sequences | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,
     form: FormName | Literal["auto"] = "auto",
@@ -187,7 +195,7 @@ def verify(
     candidate: str | Path,
     *,
     eps: float = 1e-3,
-    data: Data | str | Path | None = None,
+    data: Sequences | None = None,
     seed: int = 0,
     time_budget: float | None = None,
     progress: Progress | None = None,
@@ -228,11 +236,22 @@ def _examined(
 
 
 def _model(source: Source) -> Model:
-    return source if isinstance(source, Model) else load(source)
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, (str, Path)):
+        return load(source)
+    raise UsageError(
+        f"a model must be a path or what rnnaudit.load returns, got {type(source).__name__}",
+        help="save a module's state_dict with torch.save and give its path",
+    )
 
 
-def _data(source: Data | str | Path | None) -> Data | None:
-    return load_data(str(source)) if isinstance(source, (str, Path)) else source
+def _data(source: Sequences | None) -> Data | None:
+    if source is None or isinstance(source, Data):
+        return source
+    if isinstance(source, (str, Path)):
+        return load_data(str(source))
+    return of_arrays(source)
 
 
 def _only(model: Model, layer: str | None) -> Model:

@@ -121,6 +121,31 @@ def load_data(spec: str, *, batch_axis: int | None = None, time_axis: int | None
     return Data(_collect(items, spec), spec)
 
 
+def of_arrays(arrays: object) -> Data:
+    """Take sequences from memory: an array [T, F] or [N, T, F], or a list of arrays [T, F].
+
+    A mapping holds one of these for each graph input. PyTorch tensors count as arrays.
+
+    Raises:
+        LoadError: They are not finite numbers of these shapes.
+    """
+    where = "the data"
+    by_name = arrays if isinstance(arrays, Mapping) else {UNNAMED: arrays}
+    parts = {str(name): _sequences(value, where) for name, value in by_name.items()}
+    if len({len(sequences) for sequences in parts.values()}) != 1:
+        counts = {name: len(sequences) for name, sequences in parts.items()}
+        raise _refuse(f"{where}: wanted as many sequences for each input, got {counts}")
+    count = len(next(iter(parts.values())))
+    samples = ({name: xs[i] for name, xs in parts.items()} for i in range(count))
+    return Data(_collect(samples, where), "arrays")
+
+
+def _sequences(value: object, where: str) -> list[Array]:
+    if isinstance(value, (list, tuple)) and all(np.ndim(x) == 2 for x in value):
+        return [_numbers(x, where) for x in value]
+    return _Axes(None, None).split(_numbers(value, where), where)
+
+
 def _refuse(message: str, advice: str = "") -> LoadError:
     return LoadError(message, help=advice, id="RA107")
 

@@ -62,3 +62,31 @@ def test_a_model_may_import_the_operators_by_their_long_name(tmp_path):
     onnx.save(latch, tmp_path / "latch.onnx")
     report = rnnaudit.truncate(tmp_path / "latch.onnx", tmp_path / "out.onnx", depth=3)
     assert report.export.opset == 17
+
+
+@pytest.mark.parametrize("form", ["array", "tensor", "list", "mapping", "file"])
+def test_sequences_come_from_memory_as_from_a_file(model, tmp_path, form):
+    x = np.random.default_rng(0).uniform(-1, 1, (4, 30, 2))
+    np.save(tmp_path / "x.npy", x)
+    data = {
+        "array": x,
+        "tensor": torch.from_numpy(x),
+        "list": list(x),
+        "mapping": {"x": x},
+        "file": tmp_path / "x.npy",
+    }[form]
+    measured = rnnaudit.audit(model, data=data).depth.measured
+    assert measured == rnnaudit.audit(model, data=str(tmp_path / "x.npy")).depth.measured
+    assert measured.sequences == 4
+
+
+def test_what_is_no_model_or_no_data_is_refused_by_what_it_is(model):
+    with pytest.raises(rnnaudit.UsageError, match=r"a model must be a path .*, got RNN; save a"):
+        rnnaudit.audit(torch.nn.RNN(2, 3))
+    with pytest.raises(rnnaudit.LoadError, match="wanted an array of numbers"):
+        rnnaudit.audit(model, data=["a", "b"])
+
+
+def test_the_package_names_what_is_public():
+    assert {"LoadError", "Report", "audit", "truncate", "verify"} <= set(dir(rnnaudit))
+    assert all(hasattr(rnnaudit, name) for name in dir(rnnaudit))
