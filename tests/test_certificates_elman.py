@@ -60,6 +60,27 @@ def test_a_relu_cell_has_its_exact_depth(rate, k):
     assert certify(recurrence(cell), Domain()).depth(1e-3) == k
 
 
+@given(seed=seeds, n=st.integers(1, 6), radius=st.floats(0.1, 0.95), eps=st.floats(1e-6, 0.5))
+@settings(max_examples=20)
+def test_a_linear_cell_has_the_exact_depth_of_its_filter(seed, n, radius, eps):
+    rng = generator(seed)
+    W = normal(rng, n, n)
+    W = W * (radius / float(torch.linalg.eigvals(W).abs().max()))
+    cell = ElmanCell(W, normal(rng, n, 2), torch.zeros(n).double(), Activation("affine", 1.0, 0.0))
+    proofs = certify(recurrence(cell), Domain())
+    # The worst of all d with |d| ≤ sup |U x| makes every term of Σ_{j ≥ k} Aʲ d largest.
+    reach = cell.U.abs().sum(1)
+    power, terms = torch.eye(n, dtype=torch.float64), []
+    for _ in range(1500):
+        terms.append(power.abs() @ reach)
+        power = power @ W
+    tails = torch.stack(terms).flip(0).cumsum(0).flip(0).amax(1)
+    worst = next(k for k in range(1500) if float(tails[k]) <= eps)
+    found = proofs.depth(eps)
+    assert found is not None
+    assert worst <= found <= worst + 1
+
+
 @given(seed=seeds, n=st.integers(1, 12), gain=st.floats(0.1, 20))
 @settings(max_examples=15)
 def test_a_strictly_triangular_cell_forgets_in_n_steps(seed, n, gain):

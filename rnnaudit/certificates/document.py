@@ -11,6 +11,7 @@ from torch import Tensor
 from rnnaudit.certificates.checker import SCHEMA, CertificateError, derive, pack
 from rnnaudit.certificates.comparison import ComparisonCertificate
 from rnnaudit.certificates.interface import Certificate, CertificateSet, Domain
+from rnnaudit.certificates.linear import LinearCertificate
 from rnnaudit.certificates.quadratic import QuadraticCertificate
 from rnnaudit.model import Recurrence, fingerprint
 from rnnaudit.results import EPSILONS
@@ -71,6 +72,8 @@ def _written(
         "domain": _ends(domain.box(recurrence.cell.input_size)) | {"name": domain.name},
         "states": _ends(proofs.dynamics.states),
     }
+    if isinstance(certificate, LinearCertificate):
+        certificate = certificate.metric
     if isinstance(certificate, QuadraticCertificate) and certificate.form is not None:
         member, form = certificate.member(eps), certificate.form
         return text | {

@@ -29,6 +29,7 @@ from rnnaudit.certificates.intervals import (
     settled,
     slopes,
 )
+from rnnaudit.certificates.linear import LinearCertificate
 from rnnaudit.certificates.quadratic import (
     Form,
     LastStep,
@@ -201,6 +202,10 @@ def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -
         return
     with search.attempt("spectral norm"):
         _spectral(facts, wide, search)
+    if cell.activation.name == "affine" and cell.clip is None:
+        with search.attempt("linear"):
+            _linear(facts, search)
+        return
     with search.attempt("numerical radius"):
         _circle(facts, wide, sector, search)
 
@@ -268,6 +273,50 @@ def _spectral(facts: _Facts, sector: Interval, search: Search) -> None:
     search.certificates.append(
         facts.certificate("spectral norm", [facts.metric(eye, one, rate)], sector, norm="2-norm")
     )
+
+
+def _linear(facts: _Facts, search: Search) -> None:
+    """Solve the discrete Lyapunov equation of A/λ for rates between ρ(A) and 1."""
+    slope = 1.0 if facts.cell.activation.alpha is None else facts.cell.activation.alpha
+    A = slope * facts.cell.W
+    radius = float(torch.linalg.eigvals(A).abs().max())
+    if not radius < 1:
+        search.fail(
+            "linear", f"the spectral radius of its matrix is about {radius:.4g}, not below 1"
+        )
+        return
+    # α = β up to the rounding of their product with W: the multipliers of a tiny sector.
+    size = torch.full_like(facts.cell.b, abs(slope))
+    sector = Interval(slope - 1e-9 * size, slope + 1e-9 * size)
+    members: list[Metric] = []
+    for part in (0.02, 0.05, 0.1, 0.2, 0.4, 0.7):
+        rate = radius + (1 - radius) * part
+        P = _lyapunov(A / rate)
+        if P is None:
+            continue
+        # T must dominate P for the sector to pin w to A δ; its middle is what P was made for.
+        T = torch.full_like(size, 1e6 * float(torch.linalg.matrix_norm(P, ord=2)))
+        if proves_rate(facts.cell.W, sector, P, T, rate):
+            members.append(facts.metric(P, T, rate))
+    if not members:
+        search.fail("linear", "no metric of the Lyapunov equation could be proved in float64")
+        return
+    metric = facts.certificate("linear", members, sector, norm="weighted 2-norm")
+    search.certificates.append(LinearCertificate("linear", facts.domain, A, facts.first, metric))
+
+
+def _lyapunov(A: Tensor) -> Tensor | None:
+    """Sum P = Σ (Aᵀ)ʲ Aʲ by doubling; None where it grows beyond use."""
+    P, power = torch.eye(len(A), dtype=A.dtype), A
+    for _ in range(60):
+        more = power.mT @ P @ power
+        P = P + (more + more.mT) / 2
+        power = power @ power
+        if not bool(torch.isfinite(P).all()) or float(P.abs().max()) > 1e8:
+            return None
+        if float(more.abs().max()) < 1e-3 * float(P.diagonal().min()) * 1e-3:
+            return P
+    return None
 
 
 def _circle(facts: _Facts, wide: Interval, sector: Interval, search: Search) -> None:
