@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.cells.chain import Chain
-from rnnaudit.model import Layer, Readout, Recurrence, Stack
+from rnnaudit.model import ElmanCell, Layer, Readout, Recurrence, Stack
 from rnnaudit.results import EPSILONS, Norm
 
 Progress = Callable[[float], None]
@@ -28,12 +28,18 @@ Progress = Callable[[float], None]
 # 10⁶ below the smallest ε that reports use and 10³ above float64's rounding of such states,
 # so a merged restart would have to be magnified a million times before it could matter.
 MERGED = 1e-12
-# Layerwise studies of several layers stop here: each further depth starts again from 0.
-SETTLED = 1e-9
+# An error is told apart from rounding where it exceeds this, relative to the largest |s| or 1.
+RESOLVED = 2.0**-43
 
 _STAGE = 8  # sweeps that one block of restarts makes before the next block has its turn
 _BLOCK = 1 << 18  # numbers of a block's drive: it then stays in the cache
 _BYTES = 1 << 29  # trajectories and restarts that are held at once
+_MOST = 2e12  # multiplications of a layer by layer study, beyond which it says less
+
+
+def floor_for(eps: float) -> float:
+    """Return the difference of states that counts as merged where ε is asked: 10⁻⁶ ε or less."""
+    return min(MERGED, 1e-6 * eps) if eps > RESOLVED else MERGED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,14 +48,18 @@ class DepthStudy:
 
     Attributes:
         errors: Largest error over positions and output units, [N, D] for the N sequences
-            and D depths; infinite where a state is not finite, or beyond a horizon.
-        depths: The depths, ascending from 0; every one of them, or a grid.
+            and D depths; infinite where a state is not finite, NaN where it was not
+            evaluated.
+        depths: The depths, ascending from 0. Where some are left out, each sequence has
+            every depth from the first after which it keeps the largest ε.
         lengths: Length T of each sequence.
         horizons: Depth up to which each sequence was evaluated: its length unless the time
-            budget ended first. All errors beyond ``depths[-1]`` are then below ``floor``.
+            budget ended first. All restarts have then merged beyond ``depths[-1]``.
         norm: ``max`` or ``2``, over the output units of one position.
         floor: Relative state difference below which a restart counts as merged.
         every_depth: Whether ``depths`` leaves none out up to its last.
+        resolutions: The smallest error of each sequence that stands out of rounding, below
+            which nothing is known of it; 0 for all where it is empty.
     """
 
     errors: Tensor
@@ -59,6 +69,7 @@ class DepthStudy:
     norm: Norm = "max"
     floor: float = MERGED
     every_depth: bool = True
+    resolutions: tuple[float, ...] = ()
 
     @property
     def T(self) -> int:
@@ -74,27 +85,57 @@ class DepthStudy:
         """Return K_i(ε) of each sequence.
 
         It is the smallest depth such that it and every later one keep the error ≤ ε at all
-        positions. None where that exceeds half of what the sequence can show.
+        positions, or a larger one where the study did not come down to that. None where it
+        exceeds half of what the sequence can show, or ε is below the resolution.
         """
         return tuple(
-            self._needed(errors, horizon, eps)
-            for errors, horizon in zip(self.errors.tolist(), self.horizons, strict=True)
+            None if eps < least else self._needed(errors, horizon, eps)
+            for errors, horizon, least in zip(
+                self.errors.tolist(), self.horizons, self._resolutions, strict=True
+            )
         )
+
+    @property
+    def _resolutions(self) -> tuple[float, ...]:
+        return self.resolutions or (0.0,) * len(self.lengths)
+
+    @property
+    def resolution(self) -> float:
+        """The smallest ε that every sequence can be measured for."""
+        return max(self._resolutions)
 
     def _needed(self, errors: Sequence[float], horizon: int, eps: float) -> int | None:
         known = bisect_right(self.depths, horizon)
         wrong = [i for i in range(known) if not errors[i] <= eps]
         if not wrong:
             return 0
-        if not math.isfinite(errors[wrong[-1]]):
+        last = wrong[-1]
+        if math.isinf(errors[last]):
             return None
-        if wrong[-1] + 1 < known:
-            k = self.depths[wrong[-1] + 1]
-        elif self.every_depth:  # all restarts have merged by the next, or none is left
-            k = self.depths[wrong[-1]] + 1
+        if last + 1 < known:
+            k = self.depths[last + 1]
+        elif self.every_depth and not math.isnan(errors[last]):
+            k = self.depths[last] + 1  # all restarts have merged by the next, or none is left
         else:
-            k = horizon
+            return None
         return k if 2 * k <= horizon else None
+
+    def longer_than(self, eps: float) -> tuple[int, ...]:
+        """Return for each sequence a depth that K_i(ε) exceeds, at most half of its horizon.
+
+        0 where no depth was seen to err.
+        """
+        rows = zip(self.errors.tolist(), self.horizons, self._resolutions, strict=True)
+        return tuple(
+            min(
+                horizon // 2,
+                max(
+                    (k for k, e in zip(self.depths, row, strict=True) if e > max(eps, least)),
+                    default=0,
+                ),
+            )
+            for row, horizon, least in rows
+        )
 
 
 def merged(study: DepthStudy, owners: Tensor) -> DepthStudy:
@@ -116,6 +157,10 @@ def merged(study: DepthStudy, owners: Tensor) -> DepthStudy:
         lengths=tuple(study.lengths[i] for i in first),
         horizons=tuple(
             min(study.horizons[i] for i in (rows == n).nonzero().flatten().tolist())
+            for n in range(len(names))
+        ),
+        resolutions=tuple(
+            max(study._resolutions[i] for i in (rows == n).nonzero().flatten().tolist())
             for n in range(len(names))
         ),
     )
@@ -141,6 +186,7 @@ def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
         norm=studies[0].norm,
         floor=max(study.floor for study in studies),
         every_depth=all(study.every_depth for study in studies),
+        resolutions=tuple(r for study in studies for r in study._resolutions),
     )
 
 
@@ -169,6 +215,19 @@ def _size(gap: Tensor, norm: Norm) -> Tensor:
     """Return the norm over the last axis; what is not a number counts as infinite."""
     size = gap.abs().amax(-1) if norm == "max" else torch.linalg.vector_norm(gap, dim=-1)
     return size.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _resolutions(
+    states: Tensor, units: int, readout: Readout | None, norm: Norm
+) -> tuple[float, ...]:
+    """Return for each of states [T, N, S] the smallest error that rounding cannot explain.
+
+    0 where states are not finite: every error is infinite there.
+    """
+    largest = states.abs().amax((0, 2)).clamp(min=1).nan_to_num(nan=0.0, posinf=0.0)
+    gain = states.new_ones(units) if readout is None else readout.A.abs().sum(1)
+    spread = float(_size(gain, norm)) if len(gain) else 0.0
+    return tuple((RESOLVED * largest * spread).tolist())
 
 
 class _Clock:
@@ -246,14 +305,14 @@ def study_stack(
     Where all layers run in one direction they are restarted together: depth k is the model
     run on a window of its last k inputs. Otherwise, or where ``layerwise`` asks for it,
     each recurrence is truncated to the same depth on its own. With one layer every depth
-    is evaluated; with several, a grid of depths, refined around each of ``epsilons``.
+    is evaluated; with several, every depth that decides for one of ``epsilons``.
 
     Args:
         stack: The layers and the readout.
         x: Inputs, aligned with time.
         norm: ``max`` over output units, or ``2``.
         layerwise: Force one form or the other; layers of both directions have only one.
-        epsilons: Where a grid of depths is refined.
+        epsilons: What depths are wanted for, where not every depth is evaluated.
         budget_s: Stop after this many seconds; the study then says how far it came.
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
@@ -425,6 +484,12 @@ def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
         horizons=(len(errors) - 1 if cut else T,) * N,
         norm=how.norm,
         floor=how.floor,
+        resolutions=_resolutions(
+            restarts.true.unflatten(0, (T, N)),
+            system.cells[-1].hidden_size,
+            system.readout,
+            how.norm,
+        ),
     )
 
 
@@ -448,6 +513,10 @@ class _Direction:
         h = cells.output(self.recurrence.cell, self.restarts.true)
         h = h.reshape(self.restarts.T, self.restarts.N, -1).transpose(0, 1)
         return cells.reads(self.recurrence, h)
+
+    def advance(self) -> None:
+        """Bring every restart one step further."""
+        self.restarts.advance(self.restarts.depth + 1)
 
     @property
     def merged(self) -> bool:
@@ -473,36 +542,65 @@ def _study_layer(layer: Layer, readout: Readout | None, x: Tensor, how: _How) ->
         horizons=(T if settled else len(errors) - 1,) * N,
         norm=how.norm,
         floor=how.floor,
+        resolutions=_of_layer(directions, readout, how.norm),
     )
+
+
+def _of_layer(
+    directions: Sequence[_Direction], readout: Readout | None, norm: Norm
+) -> tuple[float, ...]:
+    """Return the resolutions of a layer's output."""
+    states = [d.restarts.true.unflatten(0, (d.restarts.T, d.restarts.N)) for d in directions]
+    units = sum(d.recurrence.cell.hidden_size for d in directions)
+    return _resolutions(torch.cat(states, -1), units, readout, norm)
 
 
 class _Layerwise:
     """A stack of which each recurrence is truncated on its own, all to the same depth."""
 
     def __init__(self, stack: Stack, x: Tensor, floor: float) -> None:
-        """Keep the inputs x [N, T, I]; the first layer's restarts serve ascending depths."""
+        """Run all layers in full on inputs x [N, T, I]."""
         self.stack, self.x, self.floor = stack, x, floor
-        self.first = self._directions(0, x)
-        self.full = x
+        self.inputs = []
         for layer in range(len(stack.layers)):
-            directions = self._directions(layer, self.full) if layer else self.first
-            self.full = torch.cat([d.true for d in directions], dim=-1)
+            self.inputs.append(x)
+            self.last = self._directions(layer, x)
+            x = torch.cat([d.true for d in self.last], dim=-1)
+        self.full = x
 
     def _directions(self, layer: int, x: Tensor) -> list[_Direction]:
         return [_Direction(r, x, self.floor) for r in self.stack.layers[layer].recurrences]
 
+    def merged(self, over: Callable[[], bool]) -> int | None:
+        """Return a depth at which no restart of any recurrence is left; None if time ends.
+
+        From there on every layer reads and gives what the full run does.
+        """
+        depth = 0
+        for layer, x in enumerate(self.inputs):
+            for direction in self._directions(layer, x):
+                while not direction.merged:
+                    if over():
+                        return None
+                    direction.advance()
+                depth = max(depth, direction.restarts.depth)
+        return depth
+
     def deviations(self, depth: int, which: Tensor) -> Tensor:
         """Return the gaps [n, T, F] of the last layer's outputs, on the sequences ``which``."""
-        if self.first[0].restarts.depth <= depth:
-            x = torch.cat([d.true + d.gap(depth) for d in self.first], dim=-1)[which]
-        else:
-            x = self._truncated(0, self.x[which], depth)
-        for layer in range(1, len(self.stack.layers)):
-            x = self._truncated(layer, x, depth)
+        x = self.x[which]
+        for layer in range(len(self.stack.layers)):
+            parts = self._directions(layer, x)
+            x = torch.cat([d.true + d.gap(depth) for d in parts], dim=-1)
         return x - self.full[which]
 
-    def _truncated(self, layer: int, x: Tensor, depth: int) -> Tensor:
-        return torch.cat([d.true + d.gap(depth) for d in self._directions(layer, x)], dim=-1)
+    def cost(self, depth: int) -> float:
+        """Return about how many multiplications one sequence takes at a depth."""
+        weights = [r.cell.W if isinstance(r.cell, ElmanCell) else r.cell.U for r in self._all()]
+        return float(sum(w.numel() for w in weights)) * self.x.shape[1] * (depth + 1)
+
+    def _all(self) -> Iterator[Recurrence]:
+        return self.stack.recurrences()
 
 
 def grid(T: int) -> Iterator[int]:
@@ -517,45 +615,54 @@ def grid(T: int) -> Iterator[int]:
 
 
 def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -> DepthStudy:
-    """Truncate every recurrence to the depths of a grid, then between those that decide.
+    """Truncate every recurrence to each depth, from where all have merged downward.
 
-    A sequence leaves the grid once its error has settled, and all do where each is known to
-    need more than the data can show. Between two depths of the grid only the sequences that
-    exceed ε at the lower one are evaluated: the others keep the larger error of the two.
+    A sequence is done at the first depth that exceeds the largest ε: what it needs for any
+    of them is then known, and no smaller depth can change it. A grid of small depths is
+    added for the curve. Where the time budget or ``_MOST`` ends the descent, depths below
+    are unknown (NaN), and what a sequence needs is at most the last one that was reached.
     """
     N, T, _ = x.shape
     layerwise = _Layerwise(stack, x, how.floor)
-    table: dict[int, Tensor] = {}
+    unknown = x.new_full((N,), math.nan)
+    most = max(epsilons)
+    spent = 0.0
 
     def evaluate(depth: int, which: Tensor) -> Tensor:
+        nonlocal spent
+        spent += layerwise.cost(depth) * len(which)
         gap = _read(layerwise.deviations(depth, which), stack.readout)
-        return _size(gap, how.norm).amax(1)
+        return unknown.index_copy(0, which, _size(gap, how.norm).amax(1))
 
+    def over() -> bool:
+        return spent > _MOST or how.clock.over()
+
+    table = {0: evaluate(0, torch.arange(N))}
+    top = layerwise.merged(how.clock.over)
     horizon = T
-    going = torch.arange(N)
-    for depth in grid(T):
-        if table and how.clock.over():
-            horizon = max(table)
-            break
-        errors = x.new_zeros(N)
-        errors[going] = evaluate(depth, going)
-        table[depth] = errors
-        how.report(depth / T)
-        going = going[~(errors[going] <= SETTLED)]
-        if not len(going) or (2 * depth > T and bool((errors > max(epsilons)).all())):
-            break
-    for eps in epsilons:
-        while not how.clock.over():
-            depths = sorted(table)
-            wrong = [k for k in depths if not bool((table[k] <= eps).all())]
-            later = depths[depths.index(wrong[-1]) + 1 :] if wrong else []
-            if not later or later[0] - wrong[-1] == 1 or 2 * later[0] > 3 * T // 2:
+    if top is None:
+        table[1], horizon = unknown, 1
+    else:
+        top = min(top, T - 1)
+        going = torch.arange(N)
+        half = (T + 1) // 2
+        if top > half:  # what errs here needs more than the data can show, whatever the rest
+            table[half] = evaluate(half, going)
+            going = (table[half] <= most).nonzero().squeeze(1)
+        shown = [k for k in grid(top) if 0 < k < top]
+        for depth in range(top, 0, -1):
+            if not len(going):
                 break
-            below, above = table[wrong[-1]], table[later[0]]
-            deciding = (~(below <= eps)).nonzero().squeeze(1)
-            middle = (wrong[-1] + later[0]) // 2
-            table[middle] = torch.maximum(below, above)
-            table[middle][deciding] = evaluate(middle, deciding)
+            if over():
+                table[depth] = unknown
+                break
+            which = torch.arange(N) if depth in shown else going
+            table[depth] = found = evaluate(depth, which)
+            going = going[found[going] <= most]
+            how.report((top - depth) / top)
+        for depth in shown:
+            if depth not in table and not over():
+                table[depth] = evaluate(depth, torch.arange(N))
     how.report(1.0)
     depths = sorted(table)
     return DepthStudy(
@@ -564,6 +671,7 @@ def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -
         lengths=(T,) * N,
         horizons=(horizon,) * N,
         norm=how.norm,
-        floor=SETTLED,
+        floor=how.floor,
         every_depth=depths == list(range(len(depths))),
+        resolutions=_of_layer(layerwise.last, stack.readout, how.norm),
     )

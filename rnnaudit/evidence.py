@@ -11,6 +11,7 @@ from rnnaudit import cells
 from rnnaudit.depth import DepthStudy, grid
 from rnnaudit.findings import finding
 from rnnaudit.model import LSTMCell, Recurrence
+from rnnaudit.reports.numbers import epsilon, near, percent, percent_up, up
 from rnnaudit.results import CurvePoint, Finding, MeasuredDepth
 
 FEW = 20
@@ -53,7 +54,7 @@ def measured_depth(
     """Return the (n − r)-th smallest K_i(ε), r = ``failures`` fixed before looking.
 
     With r = 0 that is the largest. Where it is longer than the data can show, ``k`` is
-    None and ``longer_than`` half of what those sequences were evaluated to.
+    None and ``longer_than`` what they exceed, at most half of what was evaluated.
     """
     needed = study.needed(eps)
     n = len(needed)
@@ -62,8 +63,9 @@ def measured_depth(
     k = 0 if rank <= 0 else known[rank - 1] if rank <= len(known) else None
     longer = None
     if k is None:
-        halves = [h // 2 for need, h in zip(needed, study.horizons, strict=True) if need is None]
-        longer = sorted(halves, reverse=True)[failures]  # r + 1 sequences need more than this
+        shown = zip(needed, study.longer_than(eps), strict=True)
+        more = sorted((k for need, k in shown if need is None), reverse=True)
+        longer = more[failures]  # r + 1 sequences need more than this
     return MeasuredDepth(
         k=k,
         longer_than=longer,
@@ -96,13 +98,22 @@ def caveats(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) 
     """Return what weakens a measured depth: few or short sequences, longer memory, a cut."""
     found = []
     n = measured.sequences
-    if measured.k is None:
+    if eps < study.resolution:
+        found.append(
+            finding(
+                "RA214",
+                where,
+                f"k({epsilon(eps)}) cannot be measured: rounding alone may move these outputs "
+                f"by {up(study.resolution, 1)}",
+            )
+        )
+    elif measured.k is None:
         found.append(
             finding(
                 "RA202",
                 where,
-                f"k({eps:g}) is longer than the data show: more than {measured.longer_than} of "
-                f"{study.T} steps on at least one of {n} sequences",
+                f"k({epsilon(eps)}) is longer than the data show: more than "
+                f"{measured.longer_than} of {study.T} steps on at least one of {n} sequences",
             )
         )
     elif min(study.lengths) < 2 * measured.k:
@@ -111,16 +122,17 @@ def caveats(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) 
                 "RA204",
                 where,
                 f"the shortest sequence has {min(study.lengths)} steps, fewer than twice the "
-                f"measured k({eps:g}) = {measured.k}",
+                f"measured k({epsilon(eps)}) = {measured.k}",
             )
         )
     if n < FEW:
+        share = percent_up(exceed_probability(n, 0, measured.confidence))
         found.append(
             finding(
                 "RA203",
                 where,
-                f"{n} sequence{'s' if n > 1 else ''}: at {measured.confidence:.0%} confidence "
-                f"up to {exceed_probability(n, 0, measured.confidence):.0%} of others may exceed ε",
+                f"{n} sequence{'s' if n > 1 else ''}: at {percent(measured.confidence)} confidence "
+                f"up to {share} of others may exceed ε",
             )
         )
     if not study.complete:
@@ -171,6 +183,6 @@ def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
         "RA206",
         where,
         f"{int(drifting.sum())} of {cell.cell_size} cell states still grow at the end of the "
-        f"data; |c| of unit {unit} goes from {float(quarters[1, unit]):.3g} in the second "
-        f"quarter to {float(quarters[3, unit]):.3g} in the last",
+        f"data; |c| of unit {unit} goes from {near(float(quarters[1, unit]))} in the second "
+        f"quarter to {near(float(quarters[3, unit]))} in the last",
     )

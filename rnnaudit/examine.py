@@ -18,12 +18,13 @@ from rnnaudit.certificates import (
     StackCertificate,
     certify_stack,
 )
-from rnnaudit.depth import DepthStudy, merged, pool, study_recurrence, study_stack
+from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import Refutation, lambda_below, lyapunov, norm_curve, refute
 from rnnaudit.evidence import measured_depth
 from rnnaudit.model import Cell, ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
+from rnnaudit.reports.numbers import exact
 from rnnaudit.results import (
     EPSILONS,
     Depth,
@@ -307,7 +308,14 @@ def _measure(
     note = work.start(f"measuring {recurrence.label}")
 
     def study(x: Tensor, budget: float | None) -> DepthStudy:
-        return study_recurrence(recurrence, x, norm=settings.norm, budget_s=budget, progress=note)
+        return study_recurrence(
+            recurrence,
+            x,
+            norm=settings.norm,
+            budget_s=budget,
+            progress=note,
+            floor=floor_for(settings.eps),
+        )
 
     return _study(study, inputs, _step_cost(recurrence), settings, work)
 
@@ -329,6 +337,7 @@ def _whole(
             epsilons=settings.epsilons,
             budget_s=budget,
             progress=note,
+            floor=floor_for(settings.eps),
         )
 
     cost = sum(_step_cost(r) for r in stack.recurrences())
@@ -451,7 +460,7 @@ def _domain(
     """
     if model.direct and settings.input_range is not None:
         low, high = settings.input_range
-        return Domain(low, high, f"{low:g} ≤ x ≤ {high:g}")
+        return Domain(low, high, f"{exact(low)} ≤ x ≤ {exact(high)}")
     if model.direct and synthetic:
         return Domain()
     whose = "the data" if model.direct else "what the layer reads here"

@@ -232,6 +232,12 @@ FINDINGS: tuple[Known, ...] = (
         "certify the model again; a certificate fits one set of weights, to the last bit",
     ),
     Known(
+        "RA214",
+        "warning",
+        "ε is below what float64 tells apart",
+        "a depth for it can be proved, not measured: raise --eps to measure one",
+    ),
+    Known(
         "RA301",
         "warning",
         "The depth rests on evidence weaker than a proof",
@@ -254,6 +260,12 @@ FINDINGS: tuple[Known, ...] = (
         "error",
         "The two models could not be compared",
         "the message says which run failed; nothing compared is never a pass",
+    ),
+    Known(
+        "RA305",
+        "warning",
+        "A counterexample to the chosen depth is known",
+        "rnnaudit inspect --witness FILE saves it; see that your inputs are unlike it",
     ),
     Known(
         "RA900",

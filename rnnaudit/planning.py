@@ -14,6 +14,7 @@ from rnnaudit import cells
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, ExaminedStack
 from rnnaudit.model import Recurrence
+from rnnaudit.reports.numbers import epsilon
 from rnnaudit.results import Evidence, NoProof, Skipped
 from rnnaudit.truncation import Plan, plan
 
@@ -64,7 +65,7 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
         reason, rungs = _why_not(found, stack, wanted), _measured(found, stack, wanted)
         first = None if reason else next(rungs, None)
         if first is None:
-            reason = reason or f"no depth of at most {wanted.max_depth} keeps ε / {MARGIN:g}"
+            reason = reason or f"no depth of at most {wanted.max_depth} keeps ε / {epsilon(MARGIN)}"
             kept.append(Skipped(stack.stack.name, reason))
         else:
             evidence: Evidence = "synthetic" if stack.synthetic else "measured"
@@ -72,7 +73,7 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
     if not ladders:
         where = f"{kept[0].where}: " if len(kept) > 1 else ""
         raise UnsupportedModelError(
-            f"a depth of at most {wanted.max_depth} was wanted for ε = {wanted.eps:g}, "
+            f"a depth of at most {wanted.max_depth} was wanted for ε = {epsilon(wanted.eps)}, "
             f"got none: {where}{kept[0].reason}",
             help="raise --eps or --max-depth, give --data, or choose with --depth",
             id="RA302",
