@@ -254,10 +254,10 @@ def _joined(array: Array, lengths: object, where: str) -> list[Array]:
             f"{where}: wanted [ΣT, F] beside integer lengths [N], "
             f"got shape {array.shape} beside {sizes.dtype} {sizes.shape}"
         )
-    if (sizes < 0).any() or int(sizes.sum()) != len(array):
-        raise _refuse(
-            f"{where}: wanted lengths that add up to {len(array)} steps, got {int(sizes.sum())}"
-        )
+    if (sizes < 1).any():
+        raise _refuse(f"{where}: wanted lengths of at least 1 step, got {sizes.min()}")
+    if (total := sum(sizes.tolist())) != len(array):
+        raise _refuse(f"{where}: wanted lengths that add up to {len(array)} steps, got {total}")
     steps = array[:, None] if array.ndim == 1 else array
     return np.split(steps, np.cumsum(sizes)[:-1])
 
@@ -350,22 +350,23 @@ def _safetensors(path: Path) -> object:
 
 
 def _csv(path: Path) -> object:
-    """Read one sequence: a row is a step; one header line is allowed."""
+    """Read one sequence: a row is a step; one header line, without numbers, is allowed."""
     lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     head = lines[0] if lines else ""
     delimiter = next((d for d in _TEXT_DELIMITERS if d in head), None)  # else white space
-    if lines and not _numeric(lines[0].split(delimiter)):
+    if lines and not any(_numeric(cell) for cell in head.split(delimiter)):
         lines = lines[1:]
     if not lines:
         raise ValueError("it holds no row of numbers")
     return np.loadtxt(lines, delimiter=delimiter, ndmin=2, comments=None)
 
 
-def _numeric(cells: list[str]) -> bool:
+def _numeric(cell: str) -> bool:
     try:
-        return bool([float(cell) for cell in cells])
+        float(cell)
     except ValueError:
         return False
+    return True
 
 
 def _wav(path: Path) -> object:
@@ -374,7 +375,10 @@ def _wav(path: Path) -> object:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wavfile.WavFileWarning)  # unknown chunks are skipped
-        _, samples = wavfile.read(path)
+        try:
+            _, samples = wavfile.read(path)
+        except Exception as error:  # malformed headers end in errors of every kind
+            raise ValueError(f"its header or samples make no sense ({error})") from error
     if samples.dtype == np.uint8:
         return (samples.astype(np.float64) - 128) / 128
     if samples.dtype.kind == "i":

@@ -84,6 +84,8 @@ class Settings:
             raise UsageError(f"the norm must be max or 2, got {self.norm!r}")
         if not 0 < self.confidence < 1:
             raise UsageError(f"the confidence must be between 0 and 1, got {self.confidence}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"the seed must be from 0 to 2⁶³ − 1, got {self.seed}")
         if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
             raise UsageError(f"the time budget must be a positive number of seconds, got {seconds}")
 

@@ -180,7 +180,7 @@ def _given(model: Model, data: Data | None) -> tuple[dict[int, _Rows], tuple[Fin
     """Give the data to the stack that they fit."""
     if data is None:
         return {}, ()
-    name = UNNAMED if UNNAMED in data.inputs else next(iter(data.inputs))
+    name = _of_all(data)
     width = data.width(name)
     fitting = [i for i, stack in enumerate(model.stacks) if stack.input_size == width]
     if not fitting:
@@ -203,6 +203,25 @@ def _given(model: Model, data: Data | None) -> tuple[dict[int, _Rows], tuple[Fin
         "the other stacks were measured on synthetic inputs",
     )
     return {fitting[0]: rows}, (note,)
+
+
+def _of_all(data: Data) -> str:
+    """Return the key of the sequences for a model whose input has no name.
+
+    Raises:
+        LoadError: There are several keys, and none of them is ``x``.
+    """
+    if len(data.inputs) == 1:
+        return next(iter(data.inputs))
+    for name in (UNNAMED, "x"):
+        if name in data.inputs:
+            return name
+    raise LoadError(
+        f"the data must have one key, or name one x, got {', '.join(sorted(data.inputs))} "
+        f"from {data.source}",
+        help="the inputs of a model without a graph have no names: name its sequences x",
+        id="RA107",
+    )
 
 
 def _captured(

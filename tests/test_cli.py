@@ -243,7 +243,7 @@ def test_quiet_prints_the_verdict_only_and_verbose_everything(api, capsys):
         (["truncate", "a", "--eps", "0"], "--eps must be a finite number above 0, got 0"),
         (["verify", "a", "b", "--eps", "0"], "--eps must be a finite number above 0, got 0"),
         (["inspect", "a", "--confidence", "1"], "--confidence must lie between 0 and 1, got 1"),
-        (["inspect", "a", "--seed", "-1"], "--seed must be 0 or larger, got -1"),
+        (["inspect", "a", "--seed", "-1"], "--seed must be from 0 to 2⁶³ − 1, got -1"),
         (["inspect", "a", "--time-budget", "0"], "--time-budget must be a finite number above 0"),
         (["inspect", "a", "--step-seconds", "0"], "--step-seconds must be a finite number above"),
         (["inspect", "a", "--input-range", "1"], "an input range must be LO:HI"),

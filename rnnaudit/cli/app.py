@@ -125,7 +125,7 @@ def _usage(error: Exception) -> UsageError | None:
     if not (isinstance(error, _PARSER) and hasattr(error, "format_message")):
         return None
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    message = str(error.format_message()).rstrip(".")
+    message = str(error.format_message()).rstrip(".").replace(": Value error, ", ": ")
     if context is not None and parameter is not None:
         source = context.get_parameter_source(parameter.name)
         if source is not None and source.name == "DEFAULT_MAP":

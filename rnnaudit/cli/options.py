@@ -57,9 +57,9 @@ def _share(param: typer.CallbackParam, value: float) -> float:
     return value
 
 
-def _natural(param: typer.CallbackParam, value: int) -> int:
-    if value < 0:
-        raise UsageError(f"{_flag(param)} must be 0 or larger, got {value}")
+def _seed(param: typer.CallbackParam, value: int) -> int:
+    if not 0 <= value < 2**63:
+        raise UsageError(f"{_flag(param)} must be from 0 to 2⁶³ − 1, got {value}")
     return value
 
 
@@ -157,7 +157,7 @@ Seed = Annotated[
     typer.Option(
         "--seed",
         metavar="N",
-        callback=_natural,
+        callback=_seed,
         help="Seed of everything random.",
         rich_help_panel=_RUN,
     ),

@@ -84,7 +84,9 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
             "are read",
             help="save the model's state_dict on its own",
         )
-    weights = effective(tensors)
+    weights = effective({name: t for name, t in tensors.items() if not t.is_nested})
+    nested = {name: "it is a nested tensor" for name, t in tensors.items() if t.is_nested}
+    weights.failed.update(nested)
     candidates = groups([*weights.tensors, *weights.failed])
     if not any(slot.part == "hh" for group in candidates for slot in group.keys):
         raise _nothing(source.path, tensors)
@@ -291,6 +293,12 @@ def _cell(parts: Mapping[str, Tensor], activation: Activation) -> Cell:
     rows, columns = U.shape
     zero = torch.zeros(rows, dtype=torch.float64)
     b_input, b_recurrent = parts.get("bias_ih", zero), parts.get("bias_hh", zero)
+    for name in ("bias_ih", "bias_hh"):
+        if name in parts and tuple(parts[name].shape) != (rows,):
+            raise UnreadableError(
+                f"{name} must have the {rows} rows of weight_hh, "
+                f"got shape {tuple(parts[name].shape)}"
+            )
     gates, rest = divmod(rows, columns)
     projection = parts.get("weight_hr")
     if projection is not None:

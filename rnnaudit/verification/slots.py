@@ -93,12 +93,12 @@ def of_port(port: Port, roles: Sequence[Role | None], *, complete: bool = True) 
     known = list(roles)
     if complete:
         for i, dim in enumerate(shape):
-            if known[i] is None and isinstance(dim, str):
-                known[i] = named(dim)
+            if known[i] is None and isinstance(dim, str) and (role := named(dim)) not in known:
+                known[i] = role
         free: list[Role] = [r for r in _ROLES if r not in known]
         for i, dim in enumerate(shape):
             if known[i] is None and isinstance(dim, str):
-                known[i] = free.pop(0) if free else "time"
+                known[i] = free.pop(0) if free else None
     sizes = tuple(dim if isinstance(dim, int) else None for dim in shape)
     return Slot(port.name, port.dtype, tuple(known), sizes)
 
@@ -139,11 +139,23 @@ def of_graph(model: Model, interface: Interface) -> tuple[Slot, ...]:
         seen = (*seen, *(None,) * len(shape))[: len(shape)]
         roles = [role or symbols.get(str(dim)) for role, dim in zip(seen, shape, strict=True)]
         slot = replace(of_port(port, roles), main="time" in seen, traced="time" in seen)
+        slot = _as_wide(slot, layers)
         slots.append(_filled(graph, slot, _states(layers)))
     if slots and not any(slot.main for slot in slots):
         first = next((i for i, s in enumerate(slots) if s.fill in ("values", "tokens")), 0)
         slots[first] = replace(slots[first], main=True)
     return tuple(slots)
+
+
+def _as_wide(slot: Slot, layers: Sequence[Layer]) -> Slot:
+    """Give a dynamic feature axis the width of the recurrence that reads it as it is."""
+    for layer in layers:
+        if layer.site is None or layer.site.x != slot.name or slot.roles[-1:] != (None,):
+            continue
+        if slot.sizes[-1] is None:
+            width = layer.recurrences[0].cell.input_size
+            return replace(slot, sizes=(*slot.sizes[:-1], width))
+    return slot
 
 
 def _states(layers: Sequence[Layer]) -> frozenset[str]:
