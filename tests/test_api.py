@@ -56,6 +56,41 @@ def test_data_may_be_a_path_of_either_kind(model, tmp_path):
             rnnaudit.audit(model, data=data)
 
 
+def test_of_several_keys_one_is_named_x(model, tmp_path):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 3, 20, 2))
+    np.savez(tmp_path / "two.npz", a=a, b=b)
+    np.savez(tmp_path / "named.npz", a=a, x=b)
+    np.savez(tmp_path / "one.npz", b=b)
+    with pytest.raises(LoadError, match=r"one key, or name one x, got a, b from .*two\.npz") as no:
+        rnnaudit.audit(model, data=tmp_path / "two.npz")
+    assert no.value.id == "RA107"
+    named, one = (rnnaudit.audit(model, data=tmp_path / f"{n}.npz") for n in ("named", "one"))
+    assert named.recurrences[0].curve == one.recurrences[0].curve
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
+def test_a_seed_that_no_generator_takes_is_refused(model, seed):
+    with pytest.raises(UsageError, match=f"the seed must be from 0 to 2⁶³ − 1, got {seed}"):
+        rnnaudit.audit(model, seed=seed)
+
+
+def test_one_number_is_spelled_one_way(model, tmp_path):
+    np.save(tmp_path / "few.npy", np.zeros((4, 40, 2)))
+    report = rnnaudit.audit(model, data=tmp_path / "few.npy", confidence=0.999, eps=1e-3)
+    (few,) = (f for f in report.findings if f.id == "RA203")
+    # 1 − 0.001^¼ = 82.2 %
+    assert (
+        few.message
+        == "4 sequences: at 99.9\u00a0% confidence up to 83\u00a0% of others may exceed ε"
+    )
+    latch = Path(__file__).parent.parent / "sample_models" / "latch.onnx"
+    report = rnnaudit.audit(latch, eps=1e-3, input_range=(-1 / 3, 0.1))
+    assert report.domain == "-0.3333333333333333 ≤ x ≤ 0.1"
+    (longer,) = (f for f in report.findings if f.id == "RA202")
+    assert longer.message.startswith("k(1e-3) is longer")
+
+
 def test_a_model_may_import_the_operators_by_their_long_name(tmp_path):
     latch = onnx.load(Path(__file__).parent.parent / "sample_models" / "latch.onnx")
     latch.opset_import[0].domain = "ai.onnx"

@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -271,7 +272,12 @@ def write_one_array(path):
         (
             "x.npz",
             write_npz(x=np.zeros((4, 1)), lengths=np.array([-1, 5])),
-            "wanted lengths that add up to 4 steps",
+            "wanted lengths of at least 1 step, got -1",
+        ),
+        (
+            "x.npz",
+            write_npz(x=np.zeros((10, 1)), lengths=np.array([2**62, 2**62, 2**62, 2**62 + 10])),
+            "wanted lengths that add up to 10 steps, got 18446744073709551626",
         ),
         (
             "x.npz",
@@ -284,7 +290,10 @@ def write_one_array(path):
         ("x.csv", lambda p: p.write_text("a,b\n1,2\n3,oops\n"), "could not convert string 'oops'"),
         ("x.csv", lambda p: p.write_text("1,2\n3\n"), "cannot be read as .csv"),
         ("x.csv", lambda p: p.write_text("1,\n"), "cannot be read as .csv"),
+        ("x.csv", lambda p: p.write_text("0x10,1\n2,3\n"), "could not convert string '0x10'"),
+        ("x.csv", lambda p: p.write_text("time,1\n2,3\n"), "could not convert string 'time'"),
         ("x.wav", lambda p: p.write_bytes(b"RIFFjunk"), "cannot be read as .wav"),
+        ("x.wav", lambda p: p.write_bytes(b"RIFF\0\0\0\0WAVE"), "cannot be read as .wav"),
         ("x.txt", lambda p: p.write_text("1"), "data must be one of .npy, .npz"),
         ("x", lambda p: p.mkdir(), "wanted a folder of .npy, .npz"),
     ],
@@ -295,6 +304,17 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, name, write, words
         load_data(str(tmp_path / name))
     assert refusal.value.id == "RA107"
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("byte", range(44))
+@pytest.mark.parametrize("value", [0, 1, 255])
+def test_a_recording_with_a_damaged_header_is_read_or_refused_in_one_line(tmp_path, byte, value):
+    wavfile.write(tmp_path / "x.wav", 8000, np.arange(40, dtype=np.int16).reshape(20, 2))
+    damaged = bytearray((tmp_path / "x.wav").read_bytes())
+    damaged[byte] = value
+    (tmp_path / "x.wav").write_bytes(bytes(damaged))
+    with suppress(LoadError):  # one line each, by its own test
+        load_data(str(tmp_path / "x.wav"))
 
 
 def test_widths_must_agree_over_a_folder(tmp_path):

@@ -429,6 +429,27 @@ def defects() -> dict[str, tuple[dict[str, Tensor], str]]:
             {key: value for key, value in gru.items() if key != "bias_hh_l1"},
             "one of bias_ih_l1 and bias_hh_l1 is missing",
         ),
+        "bias length": (
+            gru | {"bias_hh_l0": torch.zeros(3)},
+            r"bias_hh must have the 12 rows of weight_hh, got shape \(3,\)",
+        ),
+        "bias of one": (
+            gru | {"bias_ih_l0": torch.zeros(1)},
+            r"bias_ih must have the 12 rows of weight_hh, got shape \(1,\)",
+        ),
+        "Elman bias": (
+            nn.RNN(3, 4).state_dict() | {"bias_hh_l0": torch.zeros(5)},
+            r"bias_hh must have the 4 rows of weight_hh, got shape \(5,\)",
+        ),
+        "jagged": (
+            gru
+            | {
+                "weight_hh_l0": torch.nested.nested_tensor(
+                    [torch.zeros(4), torch.zeros(3)], layout=torch.jagged
+                )
+            },
+            "weight_hh_l0: it is a nested tensor",
+        ),
         "gap": (without, "layer 0 of 2 is missing"),
         "width": (
             gru | {"weight_ih_l1": torch.zeros(12, 5)},

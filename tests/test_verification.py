@@ -294,6 +294,23 @@ def test_axes_that_lead_nowhere_go_by_their_names():
     assert (a.main, b.main) == (True, False)
 
 
+def test_no_role_is_given_to_two_axes_and_a_width_that_is_not_said_is_the_reader_s(tmp_path):
+    every = (
+        Port("a", "float", ("time", "steps", "frames")),
+        Port("b", "float", ("?", "?", "?")),
+    )
+    model = Model(Path("m.onnx"), "ONNX", "0" * 64, (), whole=False, graph=empty_graph())
+    a, b = of_graph(model, Interface(every, ()))
+    assert a.roles == ("time", "batch", None)
+    assert b.roles == ("batch", "time", None)
+    write(build(random_model(0, "elman", 3, 2).stacks[0]), tmp_path / "m.onnx")
+    wide = onnx.load(tmp_path / "m.onnx")
+    wide.graph.input[0].type.tensor_type.shape.dim[2].Clear()
+    onnx.save(wide, tmp_path / "m.onnx")
+    (x,) = of_graph(loaders.load(tmp_path / "m.onnx"), describe(tmp_path / "m.onnx"))
+    assert (x.roles, x.features) == (("time", "batch", None), 2)
+
+
 def empty_graph() -> Any:
     import onnx_ir as ir
 

@@ -293,12 +293,6 @@ def _cell(parts: Mapping[str, Tensor], activation: Activation) -> Cell:
     rows, columns = U.shape
     zero = torch.zeros(rows, dtype=torch.float64)
     b_input, b_recurrent = parts.get("bias_ih", zero), parts.get("bias_hh", zero)
-    for name in ("bias_ih", "bias_hh"):
-        if name in parts and tuple(parts[name].shape) != (rows,):
-            raise UnreadableError(
-                f"{name} must have the {rows} rows of weight_hh, "
-                f"got shape {tuple(parts[name].shape)}"
-            )
     gates, rest = divmod(rows, columns)
     projection = parts.get("weight_hr")
     if projection is not None:
@@ -313,6 +307,12 @@ def _cell(parts: Mapping[str, Tensor], activation: Activation) -> Cell:
             f"weight_hh of shape {tuple(U.shape)} has {rows / columns:.4g} rows for each unit; "
             "an RNN has 1, a GRU 3, an LSTM 4"
         )
+    for name in ("bias_ih", "bias_hh"):
+        if name in parts and tuple(parts[name].shape) != (rows,):
+            raise UnreadableError(
+                f"{name} must have the {rows} rows of weight_hh, "
+                f"got shape {tuple(parts[name].shape)}"
+            )
     try:
         if gates == 1:
             return ElmanCell(U, W, b_input + b_recurrent, activation)
