@@ -34,7 +34,7 @@ RESOLVED = 2.0**-43
 _STAGE = 8  # sweeps that one block of restarts makes before the next block has its turn
 _BLOCK = 1 << 18  # numbers of a block's drive: it then stays in the cache
 _BYTES = 1 << 29  # trajectories and restarts that are held at once
-_MOST = 2e12  # multiplications of a layer by layer study, beyond which it says less
+_MOST = 2e11  # multiplications of a layer by layer study, beyond which it says less
 
 
 def floor_for(eps: float) -> float:
