@@ -14,7 +14,7 @@ from rnnaudit import cells
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, ExaminedStack
 from rnnaudit.model import Recurrence
-from rnnaudit.reports.numbers import epsilon
+from rnnaudit.reports.numbers import epsilon, up
 from rnnaudit.results import Evidence, NoProof, Skipped
 from rnnaudit.truncation import Plan, plan
 
@@ -133,6 +133,11 @@ def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> str:
     for recurrence in wanted.cut(stack):
         study = found.recurrences[recurrence.label].study
         k = _needed(found, recurrence.label, wanted.eps / MARGIN, rows)
+        if k is None and wanted.eps / MARGIN < study.resolution:
+            return (
+                f"ε / {epsilon(MARGIN)} is below what float64 tells of {recurrence.label} on "
+                f"{source}, about {up(study.resolution, 1)}"
+            )
         if k is None:
             return (
                 f"{recurrence.label} remembers longer than {source} show "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rnnaudit
-from rnnaudit.errors import LoadError, UsageError
+from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 
 
 @pytest.fixture
@@ -73,6 +73,11 @@ def test_of_several_keys_one_is_named_x(model, tmp_path):
 def test_a_seed_that_no_generator_takes_is_refused(model, seed):
     with pytest.raises(UsageError, match=f"the seed must be from 0 to 2⁶³ − 1, got {seed}"):
         rnnaudit.audit(model, seed=seed)
+
+
+def test_no_depth_is_planned_below_what_float64_tells_apart(model, tmp_path):
+    with pytest.raises(UnsupportedModelError, match="ε / 2 is below what float64 tells of elman"):
+        rnnaudit.truncate(model, tmp_path / "out.onnx", eps=1e-301)
 
 
 def test_one_number_is_spelled_one_way(model, tmp_path):

@@ -207,10 +207,11 @@ def _both(source: Original, candidate: Path, todo: Sequence[Feed], runs: _Runs) 
 
 def _largest(pairs: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> float | None:
     """Return the largest difference over arrays of the same name and shape; None without any."""
-    largest = [
-        float(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)).max(initial=0.0))
-        for a, b in pairs
-        for name in a.keys() & b.keys()
-        if a[name].shape == b[name].shape
-    ]
+    with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞ is caught below
+        largest = [
+            float(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)).max(initial=0.0))
+            for a, b in pairs
+            for name in a.keys() & b.keys()
+            if a[name].shape == b[name].shape
+        ]
     return max(largest) if largest and all(map(math.isfinite, largest)) else None
