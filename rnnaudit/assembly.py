@@ -13,6 +13,7 @@ from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
 from rnnaudit.planning import MARGIN, left_out
+from rnnaudit.reports.numbers import epsilon, up
 from rnnaudit.results import (
     EPSILONS,
     Depth,
@@ -28,7 +29,9 @@ from rnnaudit.results import (
 from rnnaudit.truncation import Plan
 from rnnaudit.versions import versions
 
-OF_MEASUREMENTS = frozenset({"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211"})
+OF_MEASUREMENTS = frozenset(
+    {"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211", "RA214"}
+)
 """Findings that weaken what is measured, and say nothing of what is proved."""
 
 
@@ -40,8 +43,11 @@ def of_audit(
     chosen = [label for label in found.recurrences if layer is None or layer in label]
     recurrences = tuple(_recurrence(found, found.recurrences[label]) for label in chosen)
     verdicts = [r.verdict for r in recurrences]
+    # A depth beyond the search's horizon is refuted there, but proved is proved.
     if layer is None and any(
-        _never_forgets(stack.refutation, settings.eps) for stack in found.stacks
+        _never_forgets(stack.refutation, settings.eps)
+        and stack.depth(settings.eps, settings).proved is None
+        for stack in found.stacks
     ):
         verdicts.append("unstable")
     skipped = (
@@ -82,7 +88,11 @@ def of_truncation(
     return replace(
         audited,
         skipped=(*audited.skipped, *kept),
-        findings=(*_bearing(audited.findings, plan), *_about(plan, judged)),
+        findings=(
+            *_bearing(audited.findings, plan),
+            *_against(audited.depth, plan),
+            *_about(plan, judged),
+        ),
         equivalence=judged,
         export=written,
     )
@@ -220,8 +230,23 @@ def _by_kind(stack: ExaminedStack, eps: float) -> str:
     long = [kind for kind, ks in needed.items() if len(known[kind]) < len(ks)]
     beyond = f"longer than the sequences show on {', '.join(long)} inputs"
     if not short:
-        return f"k({eps:g}) is {beyond}"
-    return f"k({eps:g}) is {', '.join(short)} inputs, {beyond}"
+        return f"k({epsilon(eps)}) is {beyond}"
+    return f"k({epsilon(eps)}) is {', '.join(short)} inputs, {beyond}"
+
+
+def _against(depth: Depth, plan: Plan) -> tuple[Finding, ...]:
+    """Say that an input is known which the plan's depth gets wrong, whatever was measured."""
+    deepest = max(t.depth for t in plan.truncations)
+    if depth.refuted_below is None or depth.refuted_below <= deepest:
+        return ()
+    return (
+        finding(
+            "RA305",
+            "worst case",
+            f"some input in the domain needs k ≥ {depth.refuted_below}, and the depth is "
+            f"{deepest}: there the written model errs by more than {epsilon(depth.eps)}",
+        ),
+    )
 
 
 def _about(plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
@@ -251,6 +276,6 @@ def _failures(judged: Equivalence) -> tuple[Finding, ...]:
         finding(
             "RA303",
             "comparison",
-            f"the largest error is {judged.required_eps:g}, more than ε = {judged.eps:g}",
+            f"the largest error is {up(judged.required_eps)}, more than ε = {epsilon(judged.eps)}",
         ),
     )

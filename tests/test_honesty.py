@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -181,3 +182,29 @@ def test_a_model_is_never_written_over_itself(tmp_path):
     with pytest.raises(api.UsageError, match="the output must not be the model that is read"):
         api.truncate(path, path)
     assert path.read_bytes() == before
+
+
+def test_a_model_that_never_forgets_is_refuted_and_its_truncation_says_so(tmp_path):
+    # h' = tanh(2h + 4x) holds the sign of a pulse for ever.
+    path = rnn_node(
+        [],
+        [value("X", ["T", "N", 1])],
+        [value("Y", ["T", 1, "N", 1])],
+        unit(2.0, 4.0),
+        tmp_path / "latch.onnx",
+        node_inputs=["X", "W", "R"],
+    )
+    saved = tmp_path / "witness.npz"
+    report = api.audit(path, witness=saved)
+    assert (report.verdict, report.depth.measured.k) == ("unstable", None)
+    assert report.depth.refuted_below == 257
+    with np.load(saved) as witness:
+        prefix, inputs = (witness[name].astype(F32) for name in ("prefix", "inputs"))
+    assert max(np.abs(prefix).max(), np.abs(inputs).max()) <= 1
+    # Replayed in ONNX Runtime: the prefix alone keeps the outputs apart.
+    run = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run
+    full = run(None, {"X": np.concatenate([prefix, inputs])[:, None]})[0]
+    cut = run(None, {"X": inputs[:, None]})[0]
+    assert np.abs(full[-1] - cut[-1]).max() > 1e-3
+    written = api.truncate(path, tmp_path / "cut.onnx")
+    assert "RA305" in {f.id for f in written.findings}
