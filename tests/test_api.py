@@ -80,6 +80,18 @@ def test_no_depth_is_planned_below_what_float64_tells_apart(model, tmp_path):
         rnnaudit.truncate(model, tmp_path / "out.onnx", eps=1e-301)
 
 
+def test_what_is_proved_to_forget_slowly_is_not_called_unstable(tmp_path):
+    one = torch.ones(1, 1)
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    torch.save(
+        dict(zip(names, (one, 0.97 * one, 0 * one[0], 0 * one[0]), strict=True)), tmp_path / "m.pt"
+    )
+    report = rnnaudit.audit(tmp_path / "m.pt", eps=1e-6, input_range=(-0.01, 0.01))
+    assert report.depth.proved is not None
+    assert report.depth.proved > 256
+    assert report.verdict == "stable"
+
+
 def test_one_number_is_spelled_one_way(model, tmp_path):
     np.save(tmp_path / "few.npy", np.zeros((4, 40, 2)))
     report = rnnaudit.audit(model, data=tmp_path / "few.npy", confidence=0.999, eps=1e-3)
