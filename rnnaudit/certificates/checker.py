@@ -604,7 +604,10 @@ class _Proof:
             if t * tail * (1 + 8 * _U) <= eps:
                 return failed + 1
             if k > 3000:
-                more = math.ceil(math.log(t * tail / eps) / -math.log(self.rate)) + 1
+                if not math.isfinite(t * tail):
+                    return None
+                apart = math.log(t * tail) - math.log(eps)  # the quotient may overflow
+                more = math.ceil(apart / -math.log(self.rate)) + 1
                 return k + more if k + more < _DEEPEST else None
             e = _above(self.M, e)
         return None
@@ -617,9 +620,14 @@ class _Proof:
         k = 0 if _size(self.r[:H], norm) <= eps else 1
         if k == 0 and later * self.rate <= eps:
             return 0
-        k = max(1, math.floor(math.log(eps / later) / math.log(self.rate)) - 1)
+        if later == 0 or self.rate == 0:
+            return 1
+        apart = math.log(eps) - math.log(later)  # the quotient may underflow
+        k = max(1, math.floor(apart / math.log(self.rate)) - 1)
         while k < _DEEPEST:
-            if later * self.rate**k * (1 + 1e-14) + 1e-300 <= eps:
+            # A power below the smallest float is not zero.
+            power = self.rate**k * (1 + 1e-14) + 5e-324
+            if later * power * (1 + 1e-14) + 5e-324 <= eps:
                 return k
             k += 1
         return None
