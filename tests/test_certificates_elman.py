@@ -60,11 +60,18 @@ def test_a_relu_cell_has_its_exact_depth(rate, k):
     assert certify(recurrence(cell), Domain()).depth(1e-3) == k
 
 
-@given(seed=seeds, n=st.integers(1, 6), radius=st.floats(0.1, 0.95), eps=st.floats(1e-6, 0.5))
+@given(
+    normal_matrix=st.booleans(),
+    seed=seeds,
+    n=st.integers(1, 6),
+    radius=st.floats(0.1, 0.95),
+    eps=st.floats(1e-6, 0.5),
+)
 @settings(max_examples=20)
-def test_a_linear_cell_has_the_exact_depth_of_its_filter(seed, n, radius, eps):
+def test_a_linear_cell_has_the_depth_of_its_filter(seed, n, radius, eps, normal_matrix):
     rng = generator(seed)
     W = normal(rng, n, n)
+    W = W + W.mT if normal_matrix else W
     W = W * (radius / float(torch.linalg.eigvals(W).abs().max()))
     cell = ElmanCell(W, normal(rng, n, 2), torch.zeros(n).double(), Activation("affine", 1.0, 0.0))
     proofs = certify(recurrence(cell), Domain())
@@ -78,7 +85,10 @@ def test_a_linear_cell_has_the_exact_depth_of_its_filter(seed, n, radius, eps):
     worst = next(k for k in range(1500) if float(tails[k]) <= eps)
     found = proofs.depth(eps)
     assert found is not None
-    assert worst <= found <= worst + 1
+    assert found >= worst
+    # The powers of a far from normal matrix are known less well than they are small.
+    if normal_matrix:
+        assert found <= worst + 1
 
 
 @given(seed=seeds, n=st.integers(1, 12), gain=st.floats(0.1, 20))

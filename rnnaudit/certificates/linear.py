@@ -22,6 +22,9 @@ from rnnaudit.results import UpperBound
 _TERMS = 4000
 """Most terms of the tail that are summed one by one."""
 
+_PARTS = (2, 8, 64, 1000)
+"""Shares of ε left to the metric: a smaller one sums more terms, whose rounding grows."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearCertificate:
@@ -59,26 +62,31 @@ class LinearCertificate:
         coarse = self.metric.depth(eps, readout, norm, radius)
         if coarse is None or radius is not None or coarse > _TERMS:
             return coarse
-        # Beyond `beyond` the metric's own depth bounds the tail by ε / 1000.
-        beyond = self.metric.depth(eps / 1000, readout, norm)
-        if beyond is None or beyond > _TERMS:
+        # Beyond each of these the metric's own depth bounds the tail by a share of ε.
+        shares = [(eps / part, self.metric.depth(eps / part, readout, norm)) for part in _PARTS]
+        closed = [(left, k) for left, k in shares if k is not None and k <= _TERMS]
+        if not closed:
             return coarse
         rows = torch.eye(len(self.A), dtype=self.A.dtype) if readout is None else readout.A
         terms = []
         V, off = rows, torch.zeros_like(rows)
-        for _ in range(beyond):
+        for _ in range(max(k for _, k in closed)):
             # V is near rows · Aʲ, within `off` entrywise.
             terms.append(times_above(V.abs() + off, self.first))
             # A itself is a product of a slope and W, rounded once.
             size = times_above(V.abs(), self.A.abs())
             off = times_above(off, self.A.abs()) + product_error(V, self.A) + 3 * UNIT * size
             V = V @ self.A
-        tail = torch.zeros_like(rows[:, 0])
-        left = eps / 1000
-        k = beyond
-        while k > 0:
-            longer = (tail + terms[k - 1]) * (1 + 1e-15)
-            if not output_above(None, longer, norm) + left <= eps:
-                break
-            tail, k = longer, k - 1
-        return min(k, coarse)
+        return min(coarse, *(_summed(terms[:k], left, eps, norm) for left, k in closed))
+
+
+def _summed(terms: list[Tensor], left: float, eps: float, norm: Norm) -> int:
+    """Return the smallest k with Σ_{j ≥ k} ``terms`` and what is ``left`` beyond them ≤ ε."""
+    k = len(terms)
+    tail = torch.zeros_like(terms[0]) if terms else torch.zeros(1, dtype=torch.float64)
+    while k > 0:
+        longer = (tail + terms[k - 1]) * (1 + 1e-15)
+        if not output_above(None, longer, norm) + left <= eps:
+            break
+        tail, k = longer, k - 1
+    return k
