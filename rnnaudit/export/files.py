@@ -32,10 +32,9 @@ def write(model: ir.Model, path: str | Path) -> None:
             id="RA003",
         )
     if path.exists() and not path.is_file():
+        what = "the folder" if path.is_dir() else "what is no file,"
         raise UsageError(
-            f"the output must be a file, got {path}, which is something else",
-            help="name a file",
-            id="RA003",
+            f"the output must be a file, got {what} {path}", help="name a file", id="RA003"
         )
     temporary = None
     try:
