@@ -22,10 +22,18 @@ from onnx import TensorProto, helper
 from rich.cells import cell_len
 
 from rnnaudit.errors import LoadError
-from rnnaudit.reports import RENDERERS, JsonRenderer, TerminalRenderer, layout, numbers, wording
+from rnnaudit.reports import (
+    RENDERERS,
+    JsonRenderer,
+    TerminalRenderer,
+    layout,
+    numbers,
+    terminal,
+    wording,
+)
 from rnnaudit.reports.commands import shell, snippet
 from rnnaudit.reports.json import refusal, schema
-from rnnaudit.results import Depth, Equivalence, Finding, Report
+from rnnaudit.results import Depth, Equivalence, Finding, MeasuredDepth, Report
 from tests import reports_by_hand as by_hand
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -374,3 +382,10 @@ def test_a_table_shortens_its_first_column_before_the_next():
     ]
     _, line = list(layout.table(columns, [["x" * 60, "gru ←"]], indent=2, width=40))
     assert line.plain == "  …" + "x" * 30 + "  gru ←"
+
+
+def test_a_study_that_was_cut_short_shows_no_number():
+    measured = MeasuredDepth(None, 0, 5, None, 0.95, True)
+    words = "unknown: the study was cut short, or the data are too short"
+    assert wording.longer(measured, cut=False) == words
+    assert terminal._brief(measured).plain == "?"

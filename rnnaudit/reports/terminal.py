@@ -295,6 +295,8 @@ def _count(k: int | None, style: str) -> Text:
 def _brief(measured: MeasuredDepth | None) -> Text:
     if measured is None:
         return Text("—", LABEL)
+    if measured.k is None and measured.longer_than == 0:
+        return Text("?", MEASURED)
     if measured.k is None:
         return Text(
             "longer" if measured.longer_than is None else f"> {measured.longer_than}", MEASURED

@@ -109,6 +109,8 @@ def seen(report: Report) -> str:
 
 def longer(measured: MeasuredDepth, cut: bool) -> str:
     """Say that the memory outlasts the data, or what the time budget let the data show."""
+    if measured.longer_than == 0:
+        return "unknown: the study was cut short, or the data are too short"
     shown = "" if measured.longer_than is None else f": more than {measured.longer_than}"
     return f"longer than the {'time budget let the ' if cut else ''}data show{shown}"
 
