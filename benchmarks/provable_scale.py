@@ -1,8 +1,8 @@
-"""Claim: a default nn.LSTM(16, 64) is proved stable with all weights scaled by 0.26, and beyond.
+"""Claim: a default nn.LSTM(16, 64) is proved stable with all weights scaled by 0.29.
 
 The largest scale s, in steps of 0.01, at which each method proves contraction for |x| ≤ 1,
 for nn.LSTM and nn.GRU of the seed 0 with H = 16 and 64 (``--all`` adds 128). The peers are the
-published conditions, evaluated on the same box of states as ours.
+published conditions, evaluated on the same set of states as ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from rnnaudit.certificates import Domain, certify
 from rnnaudit.model import GRUCell, InitialState, LSTMCell, Recurrence
 
-INPUTS, STEP, WANTED = 16, 0.01, 0.26
+INPUTS, STEP, WANTED = 16, 0.01, 0.29
 
 
 def main() -> int:

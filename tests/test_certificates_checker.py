@@ -134,11 +134,11 @@ CHANGES = {
     ),
     "a smaller box of states": (
         lambda t: with_array(t, "states", "hi", change=lambda v: 0.1 * v),
-        "does not hold its own image",
+        "not hold (its|their) own image",
     ),
     "a wider domain": (
         lambda t: with_array(t, "domain", "hi", change=lambda v: 100 + v),
-        "does not hold its own image|do not hold what the weights give",
+        "not hold (its|their) own image|do not hold what the weights give",
     ),
     "NaN": (lambda t: with_array(t, "metric", "P", change=spoiled), "no NaN"),
     "an infinite rate": (lambda t: with_entry(t, rate=math.inf), "must be finite"),
@@ -178,6 +178,34 @@ def test_another_model_is_refused(kind):
     weight[0, 0] = math.nextafter(float(weight[0, 0]), 9)
     with pytest.raises(CertificateError, match="fingerprint of its weights differs"):
         check(text, r)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_changed_balls_are_refused(kind):
+    cell = random_cell(3, kind, 32, 4, 0.2)
+    for weights in (cell.W, cell.b) if kind == "lstm" else (cell.W, cell.b_input, cell.b_recurrent):
+        weights.mul_(0.1)
+    r = recurrence(cell)
+    text = document(r, DOMAIN, certify(r, DOMAIN))
+    check(text, r)
+    balls = text["balls"]
+    for change, words in (
+        ({"radii": [0.5 * v for v in balls["radii"]]}, "do not hold their own image"),
+        ({"radii": []}, "one for each part of the state"),
+        ({"radii": [math.nan for _ in balls["radii"]]}, "balls are for plain cells"),
+        ({"radii": "1"}, "a list of numbers"),
+        ({"centre": pack(100 + unpacked(balls["centre"]))}, "do not hold their own image"),
+    ):
+        with pytest.raises(CertificateError, match=words):
+            check({**text, "balls": {**balls, **change}}, r)
+    with pytest.raises(CertificateError, match="do not hold what the weights give"):
+        check({**text, "balls": None}, r)
+
+
+def test_balls_are_not_for_elman_cells():
+    r, text, _ = proved("elman")
+    with pytest.raises(CertificateError, match="balls are for gated cells"):
+        check({**text, "balls": {}}, r)
 
 
 def test_weights_of_a_comparison_that_do_not_contract_are_refused():

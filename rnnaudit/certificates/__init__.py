@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates import elman, gated  # noqa: F401  (registers the kinds)
-from rnnaudit.certificates.checker import CertificateError, Checked, Claim, check
+from rnnaudit.certificates.checker import Checked, Claim, check
+from rnnaudit.certificates.checker_intervals import CertificateError
 from rnnaudit.certificates.document import document
 from rnnaudit.certificates.interface import (
     Certificate,

@@ -4,11 +4,6 @@ A certificate is a plain document. The checker reads the weights, rebuilds what 
 claims of them (the box of states keeps itself, the multipliers' intervals, the matrix
 inequality or the comparison matrix) and derives the depths anew. Every quantity that
 decides is rounded the safe way; where rounding leaves a doubt, the document is refused.
-
-Rounding: u = 2⁻⁵³. A dot product of n terms errs by at most γ_n = nu/(1 − nu) times the sum
-of the sizes of its terms, in any order of summation (Higham, 2002); ``_G(n)`` is above γ_n.
-Elementary functions of numpy are within 4 ulp; ``_WIDE`` allows 90. ``_TINY`` exceeds what
-underflow can lose.
 """
 
 from __future__ import annotations
@@ -20,9 +15,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rnnaudit.errors import RnnauditError
+from rnnaudit.certificates.checker_balls import BallSet
+from rnnaudit.certificates.checker_intervals import (
+    TINY,
+    UNIT,
+    VALUES,
+    Array,
+    Box,
+    CertificateError,
+    above,
+    add,
+    affine,
+    growth,
+    hull,
+    negative,
+    one_minus,
+    slope,
+    times,
+    value,
+)
 from rnnaudit.model import (
     Activation,
     ElmanCell,
@@ -34,20 +46,7 @@ from rnnaudit.model import (
 
 SCHEMA = "rnnaudit.certificate/1"
 
-Array = NDArray[np.float64]
-Box = tuple[Array, Array]
-
-_U = 2.0**-53
-_WIDE = 1e-14
-_TINY = 1e-280
 _DEEPEST = 1_000_000
-_SIGMOID = Activation("sigmoid")
-
-
-class CertificateError(RnnauditError):
-    """A certificate that does not prove what it claims of this model."""
-
-    default_id = "RA213"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,142 +112,6 @@ def pack(v: Array) -> dict[str, Any]:
     }
 
 
-def _G(n: int) -> float:
-    return n * _U * 1.001
-
-
-def _out(lo: Array, hi: Array, ulps: float = 4.0) -> Box:
-    """Round a box outward by a few ulps."""
-    return lo - np.abs(lo) * (ulps * _U) - _TINY, hi + np.abs(hi) * (ulps * _U) + _TINY
-
-
-def _add(a: Box, b: Box) -> Box:
-    return _out(a[0] + b[0], a[1] + b[1])
-
-
-def _negative(a: Box) -> Box:
-    return -a[1], -a[0]
-
-
-def _times(a: Box, b: Box) -> Box:
-    ends = np.stack([a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1]])
-    return _out(ends.min(0), ends.max(0))
-
-
-def _hull(a: Box, b: Box) -> Box:
-    return np.minimum(a[0], b[0]), np.maximum(a[1], b[1])
-
-
-def _affine(A: Array, v: Box, b: Array) -> Box:
-    """Bound A v + b; an infinite end of v reaches every row that reads it."""
-    lo, hi = (np.where(np.isinf(end), 0.0, end) for end in v)
-    up, down = np.maximum(A, 0), np.minimum(A, 0)
-    size = np.abs(A) @ np.maximum(np.abs(lo), np.abs(hi)) + np.abs(b)
-    slack = _G(2 * A.shape[1] + 6) * size * 1.01 + _TINY
-    low, high = up @ lo + down @ hi + b - slack, up @ hi + down @ lo + b + slack
-    unbounded = np.isinf(v[0]) | np.isinf(v[1])
-    reached = (A != 0) @ unbounded.astype(float) > 0
-    return np.where(reached, -np.inf, low), np.where(reached, np.inf, high)
-
-
-def _parameters(f: Activation) -> tuple[float, float]:
-    defaults = {
-        "affine": (1.0, 0.0),
-        "leakyrelu": (0.01, 0.0),
-        "scaledtanh": (1.0, 1.0),
-        "hardsigmoid": (0.2, 0.5),
-        "elu": (1.0, 0.0),
-    }
-    a, b = defaults.get(f.name, (0.0, 0.0))
-    return (a if f.alpha is None else f.alpha), (b if f.beta is None else f.beta)
-
-
-def _logistic(v: Array) -> Array:
-    e = np.exp(-np.abs(v))
-    return np.where(v >= 0, 1 / (1 + e), e / (1 + e))
-
-
-_VALUES: Mapping[str, Callable[[Array, float, float], Array]] = {
-    "tanh": lambda v, a, b: np.tanh(v),
-    "relu": lambda v, a, b: np.maximum(v, 0),
-    "sigmoid": lambda v, a, b: _logistic(v),
-    "affine": lambda v, a, b: a * v + b,
-    "leakyrelu": lambda v, a, b: np.where(v >= 0, v, a * v),
-    "scaledtanh": lambda v, a, b: a * np.tanh(b * v),
-    "hardsigmoid": lambda v, a, b: np.clip(a * v + b, 0, 1),
-    "elu": lambda v, a, b: np.where(v >= 0, v, a * np.expm1(np.minimum(v, 0))),
-    "softsign": lambda v, a, b: v / (1 + np.abs(v)),
-    "softplus": lambda v, a, b: np.maximum(v, 0) + np.log1p(np.exp(-np.abs(v))),
-}
-
-_UNBOUNDED = frozenset({"relu", "affine", "leakyrelu", "elu", "softplus"})
-
-
-def _clip(v: Box, clip: float | None) -> Box:
-    return v if clip is None else (np.clip(v[0], -clip, clip), np.clip(v[1], -clip, clip))
-
-
-def _value(f: Activation, v: Box, clip: float | None) -> Box:
-    """Bound φ over v: monotone on either side of 0, so φ at the ends and at 0 decide."""
-    v = _clip(v, clip)
-    function, (a, b) = _VALUES[f.name], _parameters(f)
-    lo, hi = np.clip(v[0], -1e300, 1e300), np.clip(v[1], -1e300, 1e300)
-    ends = np.stack([function(p, a, b) for p in (lo, hi, np.clip(0.0, lo, hi))])
-    low, high = ends.min(0), ends.max(0)
-    box = low - np.abs(low) * _WIDE - _TINY, high + np.abs(high) * _WIDE + _TINY
-    if f.name in _UNBOUNDED:
-        endless = np.isinf(v[0]) | np.isinf(v[1])
-        box = np.where(endless, -np.inf, box[0]), np.where(endless, np.inf, box[1])
-    return box
-
-
-def _bell(f: Activation, v: Array, a: float, b: float) -> Array:
-    if f.name == "sigmoid":
-        return _logistic(v) * _logistic(-v)
-    if f.name == "softsign":
-        return 1 / (1 + np.abs(v)) ** 2
-    scale, inner = (a * b, b * v) if f.name == "scaledtanh" else (1.0, v)
-    return scale * 4 * _logistic(2 * inner) * _logistic(-2 * inner)
-
-
-def _slope(f: Activation, v: Box, clip: float | None) -> Box:
-    """Bound the difference quotients of φ over v."""
-    a, b = _parameters(f)
-    held = _clip(v, clip)
-    lo, hi = np.clip(held[0], -1e300, 1e300), np.clip(held[1], -1e300, 1e300)
-    if f.name in ("tanh", "sigmoid", "scaledtanh", "softsign"):
-        near, far = np.clip(0.0, lo, hi), np.where(np.abs(lo) > np.abs(hi), lo, hi)
-        ends = np.stack([_bell(f, near, a, b), _bell(f, far, a, b)])
-    elif f.name in ("relu", "leakyrelu", "elu"):
-        below = [np.full_like(lo, {"relu": 0.0, "leakyrelu": a}.get(f.name, a))]
-        if f.name == "elu":
-            below.append(a * np.exp(np.minimum(lo, 0)))
-        left, right = np.stack(below), np.ones_like(lo)
-        ends = np.stack(
-            [
-                np.where(hi < 0, left.min(0), np.where(lo > 0, 1.0, np.minimum(left.min(0), 1.0))),
-                np.where(lo > 0, right, np.where(hi < 0, left.max(0), np.maximum(left.max(0), 1))),
-            ]
-        )
-    elif f.name == "softplus":
-        ends = np.stack([_logistic(lo), _logistic(hi)])
-    elif f.name == "affine":
-        ends = np.stack([np.full_like(lo, a)] * 2)
-    elif f.name == "hardsigmoid":
-        ends = np.stack([np.zeros_like(lo), np.full_like(lo, a)])
-    else:
-        raise CertificateError(f"{f.name} jumps, so nothing bounds its slope")
-    low, high = ends.min(0), ends.max(0)
-    low, high = low - np.abs(low) * _WIDE - _TINY, high + np.abs(high) * _WIDE + _TINY
-    if f.name in ("tanh", "relu", "softsign", "softplus"):
-        high = np.minimum(high, 1.0)
-    if clip is not None:
-        cut = (v[0] < -clip) | (v[1] > clip)
-        low = np.where(cut, np.minimum(low, 0), low)
-        high = np.where(cut, np.maximum(high, 0), high)
-    return low, high
-
-
 def _array(v: Any) -> Array:
     result: Array = v.detach().cpu().numpy().astype(np.float64)
     return result
@@ -269,50 +132,45 @@ class _System:
 def _elman(cell: ElmanCell, x: Box, s: Box) -> _System:
     W, U, b = _array(cell.W), _array(cell.U), _array(cell.b)
     n = len(b)
-    pre = _add(_affine(W, s, b), _affine(U, x, np.zeros(n)))
+    pre = add(affine(W, s, b), affine(U, x, np.zeros(n)))
     return _System(
         np.zeros((n, n)),
         np.eye(n),
         W,
         np.zeros((n, n)),
-        _slope(cell.activation, pre, cell.clip),
-        _value(cell.activation, pre, cell.clip),
+        slope(cell.activation, pre, cell.clip),
+        value(cell.activation, pre, cell.clip),
     )
 
 
-def _one_minus(gate: Activation, pre: Box, clip: float | None) -> Box:
-    if gate == _SIGMOID:
-        return _value(gate, _negative(_clip(pre, clip)), None)
-    one = np.ones_like(pre[0])
-    return _add((one, one), _negative(_value(gate, pre, clip)))
-
-
-def _gru(cell: GRUCell, x: Box, s: Box, *, mixed: bool) -> _System:
+def _gru(cell: GRUCell, x: Box, s: Box, U_h: Box | None, *, mixed: bool) -> _System:
     H = cell.hidden_size
     U, b, c = _array(cell.U), _array(cell.b_input), _array(cell.b_recurrent)
-    reads = _affine(_array(cell.W), x, b)
+    reads = affine(_array(cell.W), x, b)
     x_r, x_z, x_n = ((reads[0][k : k + H], reads[1][k : k + H]) for k in (0, H, 2 * H))
     U_r, U_z, U_n = U[:H], U[H : 2 * H], U[2 * H :]
-    a_r, a_z = _add(x_r, _affine(U_r, s, c[:H])), _add(x_z, _affine(U_z, s, c[H : 2 * H]))
-    r, z = _value(cell.gate, a_r, cell.clip), _value(cell.gate, a_z, cell.clip)
+    u = affine(U, s, np.zeros(3 * H)) if U_h is None else U_h
+    u_r, u_z, u_n = (add((u[0][k], u[1][k]), (c[k], c[k])) for k in _thirds(H))
+    a_r, a_z = add(x_r, u_r), add(x_z, u_z)
+    r, z = value(cell.gate, a_r, cell.clip), value(cell.gate, a_z, cell.clip)
     if cell.reset_after:
-        q = _affine(U_n, s, c[2 * H :])
-        a_n = _add(x_n, _times(r, q))
+        q = u_n
+        a_n = add(x_n, times(r, q))
     else:
         q = s
-        a_n = _add(x_n, _affine(U_n, _times(r, s), c[2 * H :]))
-    n = _value(cell.candidate, a_n, cell.clip)
-    rest = _one_minus(cell.gate, a_z, cell.clip)
+        a_n = add(x_n, affine(U_n, times(r, s), c[2 * H :]))
+    n = value(cell.candidate, a_n, cell.clip)
+    rest = one_minus(cell.gate, a_z, cell.clip)
     if cell.gate.name in ("sigmoid", "hardsigmoid"):
-        image = _hull(n, s)  # h' is a mean of h and n
+        image = hull(n, s)  # h' is a mean of h and n
     else:
-        image = _add(_times(rest, n), _times(z, s))
-    slope_n = _slope(cell.candidate, a_n, cell.clip)
+        image = add(times(rest, n), times(z, s))
+    slope_n = slope(cell.candidate, a_n, cell.clip)
     parts = [
         r,
-        _times(q, _slope(cell.gate, a_r, cell.clip)),
-        slope_n if mixed else _times(rest, slope_n),
-        _times(_add(s, _negative(n)), _slope(cell.gate, a_z, cell.clip)),
+        times(q, slope(cell.gate, a_r, cell.clip)),
+        slope_n if mixed else times(rest, slope_n),
+        times(add(s, negative(n)), slope(cell.gate, a_z, cell.clip)),
         z,
     ]
     eye, none = np.eye(H), np.zeros((H, H))
@@ -325,44 +183,49 @@ def _gru(cell: GRUCell, x: Box, s: Box, *, mixed: bool) -> _System:
     return _System(none, B, C, D, _beside(parts), image)
 
 
-def _lstm(cell: LSTMCell, x: Box, s: Box) -> _System:
+def _thirds(H: int) -> tuple[slice, slice, slice]:
+    return slice(0, H), slice(H, 2 * H), slice(2 * H, 3 * H)
+
+
+def _lstm(cell: LSTMCell, x: Box, s: Box, U_h: Box | None) -> _System:
     H, P = cell.cell_size, cell.hidden_size
     U, b = _array(cell.U), _array(cell.b)
     h, c = (s[0][:P], s[1][:P]), (s[0][P:], s[1][P:])
-    pre = _add(_affine(_array(cell.W), x, b), _affine(U, h, np.zeros(4 * H)))
+    pre = add(affine(_array(cell.W), x, b), affine(U, h, np.zeros(4 * H)) if U_h is None else U_h)
     a_i, a_f, a_g, a_o = ((pre[0][k * H : k * H + H], pre[1][k * H : k * H + H]) for k in range(4))
     peephole = np.zeros((3, H)) if cell.peephole is None else _array(cell.peephole)
     p_i, p_f, p_o = ((p, p) for p in peephole)
     if cell.peephole is not None:
-        a_i, a_f = _add(a_i, _times(p_i, c)), _add(a_f, _times(p_f, c))
-    i, g = _value(cell.gate, a_i, cell.clip), _value(cell.candidate, a_g, cell.clip)
+        a_i, a_f = add(a_i, times(p_i, c)), add(a_f, times(p_f, c))
+    i, g = value(cell.gate, a_i, cell.clip), value(cell.candidate, a_g, cell.clip)
     f = (
-        _one_minus(cell.gate, a_i, cell.clip)
+        one_minus(cell.gate, a_i, cell.clip)
         if cell.input_forget
-        else _value(cell.gate, a_f, cell.clip)
+        else value(cell.gate, a_f, cell.clip)
     )
     if cell.input_forget and cell.gate.name in ("sigmoid", "hardsigmoid"):
-        c_next = _hull(g, c)  # c' is a mean of c and g
+        c_next = hull(g, c)  # c' is a mean of c and g
     else:
-        c_next = _add(_times(f, c), _times(i, g))
+        # In balls that keep themselves, the next state is where every state is.
+        c_next = add(times(f, c), times(i, g)) if U_h is None else c
     if cell.peephole is not None:
-        a_o = _add(a_o, _times(p_o, _add(_times(f, c), _times(i, g))))
-    o = _value(cell.gate, a_o, cell.clip)
+        a_o = add(a_o, times(p_o, add(times(f, c), times(i, g))))
+    o = value(cell.gate, a_o, cell.clip)
     squash_clip = cell.clip if cell.clip_output else None
-    squashed = _value(cell.squash, c_next, squash_clip)
-    out = _times(o, squashed)
+    squashed = value(cell.squash, c_next, squash_clip)
+    out = times(o, squashed)
     R = np.eye(H) if cell.projection is None else _array(cell.projection)
     if cell.projection is not None:
-        out = _affine(R, out, np.zeros(P))
-    slope_i = _slope(cell.gate, a_i, cell.clip)
+        out = affine(R, out, np.zeros(P))
+    slope_i = slope(cell.gate, a_i, cell.clip)
     zero = np.zeros(H)
     parts = [
         f,
-        (zero, zero) if cell.input_forget else _times(c, _slope(cell.gate, a_f, cell.clip)),
-        _times(i, _slope(cell.candidate, a_g, cell.clip)),
-        _times(_add(g, _negative(c)) if cell.input_forget else g, slope_i),
-        _times(o, _slope(cell.squash, c_next, squash_clip)),
-        _times(squashed, _slope(cell.gate, a_o, cell.clip)),
+        (zero, zero) if cell.input_forget else times(c, slope(cell.gate, a_f, cell.clip)),
+        times(i, slope(cell.candidate, a_g, cell.clip)),
+        times(add(g, negative(c)) if cell.input_forget else g, slope_i),
+        times(o, slope(cell.squash, c_next, squash_clip)),
+        times(squashed, slope(cell.gate, a_o, cell.clip)),
     ]
     S, keep = P + H, 0.0 if cell.input_forget else 1.0
     C, D, B = np.zeros((6 * H, S)), np.zeros((6 * H, 6 * H)), np.zeros((S, 6 * H))
@@ -396,15 +259,15 @@ def _positive(M: Array, error: float) -> bool:
     n = len(M)
     if not (np.isfinite(M).all() and math.isfinite(error) and (M == M.T).all()):
         return False
-    shift = 5 * _G(n + 4) * float(np.trace(M)) + 2 * error
+    shift = 5 * growth(n + 4) * float(np.trace(M)) + 2 * error
     try:
         L = np.tril(np.linalg.cholesky(M - shift * np.eye(n)))
     except np.linalg.LinAlgError:
         return False
     S = M - L @ L.T
-    rounding = 1.02 * _G(n + 2) * float((L**2).sum() + np.linalg.norm(M)) + n * n * _TINY
+    rounding = 1.02 * growth(n + 2) * float((L**2).sum() + np.linalg.norm(M)) + n * n * TINY
     middle = float(S.diagonal().min())
-    spread = 1.02 * float(np.linalg.norm(S - middle * np.eye(n))) + 8 * _U * n * abs(middle)
+    spread = 1.02 * float(np.linalg.norm(S - middle * np.eye(n))) + 8 * UNIT * n * abs(middle)
     return bool(0.99 * middle > spread + rounding + error)
 
 
@@ -455,6 +318,11 @@ class _Proof:
         with np.errstate(all="ignore"):
             self.system = self._system(self.s, mixed=mixed)
             self._keeps_states()
+            if document.get("balls") is not None:
+                # Both hold every reachable state, and so does what they have in common.
+                recurrent = self._balls()
+                self.system = self._system(self.s, recurrent, mixed=mixed)
+            self._bounds()
             if form == "metric":
                 self._metric()
             elif form == "comparison":
@@ -491,15 +359,15 @@ class _Proof:
             raise CertificateError(f"an array must have shape {shape} and no NaN, got {v.shape}")
         return v
 
-    def _system(self, s: Box, *, mixed: bool) -> _System:
+    def _system(self, s: Box, U_h: Box | None = None, *, mixed: bool) -> _System:
         for f in _activations(self.cell):
-            if f.name not in _VALUES:
+            if f.name not in VALUES:
                 raise CertificateError(f"{f.name} jumps, so nothing bounds its slope")
         if isinstance(self.cell, ElmanCell):
             return _elman(self.cell, self.x, s)
         if isinstance(self.cell, GRUCell):
-            return _gru(self.cell, self.x, s, mixed=mixed)
-        return _lstm(self.cell, self.x, s)
+            return _gru(self.cell, self.x, s, U_h, mixed=mixed)
+        return _lstm(self.cell, self.x, s, U_h)
 
     def _keeps_states(self) -> None:
         """Check that the box holds the initial state and its own image."""
@@ -508,14 +376,40 @@ class _Proof:
         begins = (self.start >= self.s[0]) & (self.start <= self.s[1])
         if not bool(inside.all() and begins.all()):
             raise CertificateError("the box of states does not hold its own image")
+
+    def _balls(self) -> Box:
+        """Check that box and balls keep themselves; return what they bound U h by."""
+        if isinstance(self.cell, ElmanCell):
+            raise CertificateError("balls are for gated cells")
+        stated = self.read("balls", Mapping)
+        centre = self.array(stated.get("centre"), self.start.shape)
+        radii = stated.get("radii")
+        if not isinstance(radii, list) or not all(isinstance(r, float) for r in radii):
+            raise CertificateError("balls need radii, a list of numbers")
+        box = self.array(stated.get("box"), self.start.shape)
+        balls = BallSet(
+            self.cell, self.x, start=self.start, centre=centre, box=box, radii=tuple(radii)
+        )
+        if not balls.keeps_itself():
+            raise CertificateError("the balls of states do not hold their own image")
+        within = add((centre, centre), (-box, box))
+        self.s = np.maximum(self.s[0], within[0]), np.minimum(self.s[1], within[1])
+        P = self.cell.hidden_size
+        U = _array(self.cell.U)
+        direct = affine(U, (self.s[0][:P], self.s[1][:P]), np.zeros(len(U)))
+        around = balls.recurrent()
+        return np.maximum(direct[0], around[0]), np.minimum(direct[1], around[1])
+
+    def _bounds(self) -> None:
+        """Work out how far states are from the initial one, and how far one step takes it."""
         sector = self.system.sector
         if not bool(np.isfinite(sector[0]).all() and np.isfinite(sector[1]).all()):
             raise CertificateError("nothing bounds the slopes over the box of states")
-        self.r = np.maximum(self.s[1] - self.start, self.start - self.s[0]) * (1 + 4 * _U)
+        self.r = np.maximum(self.s[1] - self.start, self.start - self.s[0]) * (1 + 4 * UNIT)
         begin = (self.start, self.start)
         first = self._system(begin, mixed=True).image
         moved = np.maximum(first[1] - self.start, self.start - first[0])
-        self.first = moved * (1 + 4 * _U) + _TINY
+        self.first = moved * (1 + 4 * UNIT) + TINY
 
     def _sector(self) -> Box:
         """Return the multipliers' intervals of the document, which must hold what is true."""
@@ -556,7 +450,7 @@ class _Proof:
         size[:, S:] += cross_size.T
         size[S:, S:] += np.diag(T)
         # Two products of at most S + m terms each, and fewer than twenty single roundings.
-        error = 1.02 * _G(2 * (S + m) + 24) * (size + size.T) + _TINY
+        error = 1.02 * growth(2 * (S + m) + 24) * (size + size.T) + TINY
         if not _proves_form((M + M.T) / 2, error):
             raise CertificateError(f"the metric does not prove the rate {self.rate:.6g}")
         self.P, self.T = P, T
@@ -568,16 +462,16 @@ class _Proof:
         v = term = np.abs(y.C)
         n = len(d)
         for _ in range(4):  # D is nilpotent: channels feed later channels only
-            term = _above(np.abs(y.D), d[:, None] * term * (1 + 4 * _U))
-            v = (v + term) * (1 + 4 * _U)
+            term = above(np.abs(y.D), d[:, None] * term * (1 + 4 * UNIT))
+            v = (v + term) * (1 + 4 * UNIT)
         if bool((term != 0).any()):
             raise CertificateError("the channels of the cell feed one another too often")
-        M = _above(np.abs(y.B), d[:, None] * v * (1 + 4 * _U)) * (1 + 2 * _G(n))
-        self.M: Array = (M + np.abs(y.A)) * (1 + 4 * _U)
+        M = above(np.abs(y.B), d[:, None] * v * (1 + 4 * UNIT)) * (1 + 2 * growth(n))
+        self.M: Array = (M + np.abs(y.A)) * (1 + 4 * UNIT)
         self.v = self.array(self.read("comparison", Mapping)["weights"], (len(M),))
         if not bool((self.v > 0).all() and np.isfinite(self.v).all()):
             raise CertificateError("weights must be positive")
-        if not bool((_above(self.M, self.v) <= self.rate * self.v * (1 - 4 * _U)).all()):
+        if not bool((above(self.M, self.v) <= self.rate * self.v * (1 - 4 * UNIT)).all()):
             raise CertificateError(f"the weights do not prove the rate {self.rate:.6g}")
 
     def depth(self, eps: float, norm: str) -> int | None:
@@ -600,8 +494,8 @@ class _Proof:
         for k in range(_DEEPEST):
             if not output(e) <= eps:
                 failed = k
-            t = float((e / self.v).max()) * (1 + 4 * _U)
-            if t * tail * (1 + 8 * _U) <= eps:
+            t = float((e / self.v).max()) * (1 + 4 * UNIT)
+            if t * tail * (1 + 8 * UNIT) <= eps:
                 return failed + 1
             if k > 3000:
                 if not math.isfinite(t * tail):
@@ -609,7 +503,7 @@ class _Proof:
                 apart = math.log(t * tail) - math.log(eps)  # the quotient may overflow
                 more = math.ceil(apart / -math.log(self.rate)) + 1
                 return k + more if k + more < _DEEPEST else None
-            e = _above(self.M, e)
+            e = above(self.M, e)
         return None
 
     def _geometric(self, eps: float, norm: str) -> int | None:
@@ -646,10 +540,10 @@ class _Proof:
         """Bound √(δᵀPδ) over |δ| ≤ r, by rᵀ|P|r or by a diagonal form above P."""
         if not np.isfinite(r).all():
             return math.inf
-        plain = float(r @ (np.abs(self.P) @ r)) * (1 + 2 * _G(2 * len(r) + 4))
+        plain = float(r @ (np.abs(self.P) @ r)) * (1 + 2 * growth(2 * len(r) + 4))
         weights = self.T if len(self.T) == len(r) else np.diagonal(self.P)
         t = self._spread(weights)
-        scaled = t * float((weights * r * r).sum()) * (1 + 2 * _G(len(r) + 6))
+        scaled = t * float((weights * r * r).sum()) * (1 + 2 * growth(len(r) + 6))
         return math.sqrt(min(plain, scaled)) * (1 + 1e-14)
 
     def _spread(self, weights: Array) -> float:
@@ -661,7 +555,7 @@ class _Proof:
         for margin in (1e-9, 1e-6, 1e-3):
             t = guess * (1 + margin)
             D = np.diag(t * weights)
-            if _proves_form(D - self.P, 4 * _U * (D + np.abs(self.P))):
+            if _proves_form(D - self.P, 4 * UNIT * (D + np.abs(self.P))):
                 return t
         return math.inf
 
@@ -673,7 +567,7 @@ class _Proof:
         X = np.linalg.inv(scaled)
         # P⁻¹ = X + P⁻¹E with E = I − P X, so |P⁻¹ − X| ≤ ‖X‖ ‖E‖ / (1 − ‖E‖) entrywise.
         E = np.eye(len(P)) - scaled @ X
-        rounding = _G(len(P) + 2) * float(np.linalg.norm(np.abs(scaled) @ np.abs(X)) + len(P))
+        rounding = growth(len(P) + 2) * float(np.linalg.norm(np.abs(scaled) @ np.abs(X)) + len(P))
         off = 1.02 * (float(np.linalg.norm(E)) + rounding)
         if not off < 0.5:
             return math.inf
@@ -702,26 +596,18 @@ class _Proof:
             size = np.abs(A).T @ np.abs(A)
             for margin in (1e-9, 1e-6, 1e-3):
                 t = float(guess) * (1 + margin) + 1e-200
-                error = 1.02 * _G(len(A) + 8) * size + 4 * _U * (t * np.abs(self.P))
+                error = 1.02 * growth(len(A) + 8) * size + 4 * UNIT * (t * np.abs(self.P))
                 M = t * self.P - F
-                if _proves_form((M + M.T) / 2, error + _TINY):
+                if _proves_form((M + M.T) / 2, error + TINY):
                     lengths.append(math.sqrt(t) / scale * (1 + 1e-14))
                     break
         return min(lengths, default=math.inf)
 
 
-def _above(A: Array, v: Array) -> Array:
-    """Bound A v from above for arrays without negative entries; exact zeros stay."""
-    product = A @ v
-    reached = (A != 0).astype(float) @ (v != 0).astype(float) > 0
-    above: Array = np.where(reached, product * (1 + 2 * _G(A.shape[1] + 2)) + _TINY, 0.0)
-    return above
-
-
 def _size(e: Array, norm: str) -> float:
     if not len(e):
         return 0.0
-    return float(e.max()) if norm == "max" else float(np.linalg.norm(e)) * (1 + _G(len(e) + 4))
+    return float(e.max()) if norm == "max" else float(np.linalg.norm(e)) * (1 + growth(len(e) + 4))
 
 
 def _activations(cell: ElmanCell | GRUCell | LSTMCell) -> tuple[Activation, ...]:

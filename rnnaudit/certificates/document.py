@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rnnaudit.certificates.checker import SCHEMA, CertificateError, derive, pack
+from rnnaudit.certificates.checker import SCHEMA, derive, pack
+from rnnaudit.certificates.checker_intervals import CertificateError
 from rnnaudit.certificates.comparison import ComparisonCertificate
 from rnnaudit.certificates.interface import Certificate, CertificateSet, Domain
 from rnnaudit.certificates.linear import LinearCertificate
@@ -72,6 +73,9 @@ def _written(
         "domain": _ends(domain.box(recurrence.cell.input_size)) | {"name": domain.name},
         "states": _ends(proofs.dynamics.states),
     }
+    if proofs.dynamics.balls is not None:
+        centre, box, radii = proofs.dynamics.balls
+        text["balls"] = {"centre": _pack(centre), "box": _pack(box), "radii": list(radii)}
     if isinstance(certificate, LinearCertificate):
         certificate = certificate.metric
     if isinstance(certificate, QuadraticCertificate) and certificate.form is not None:

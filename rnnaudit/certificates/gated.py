@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rnnaudit.certificates.balls import Balls, find_balls, place_in
 from rnnaudit.certificates.circle import (
     close,
     find_loop_metric,
@@ -80,6 +81,7 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
     states = reachable_box(cell, x, start)
     P = cell.hidden_size
     h = Interval(states.lo[:P], states.hi[:P])
+    balls = find_balls(cell, x, start) if states.finite else None
     if isinstance(cell, LSTMCell):
         place = lstm_place(cell, x, h, Interval(states.lo[P:], states.hi[P:]))
         keep = 1 - apply(cell.gate, place.pre["i"], cell.clip).lo
@@ -93,6 +95,12 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         reason = f"{_reach(gate[1], gate[0])} for {domain.name}, so no box holds the states"
         search.fail("states", reason)
         return None
+    plain = states
+    if balls is not None:
+        # Both hold every reachable state, and so does what they have in common.
+        states = states.meet(balls.states())
+        h = Interval(states.lo[:P], states.hi[:P])
+        place = place_in(cell, x, balls, states)
     if isinstance(cell, LSTMCell):
         loop, sector = lstm_loop(cell), lstm_sectors(cell, place, place)
         flat = mixed = (loop, sector)
@@ -106,7 +114,7 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         search.fail("slopes", "an activation jumps, so no slope bounds its steps")
         return None
     gain = comparison_matrix(flat[0], flat[1], of_input=True)
-    search.dynamics = Dynamics((h.lo, h.hi), gain, (states.lo, states.hi))
+    search.dynamics = Dynamics((h.lo, h.hi), gain, (plain.lo, plain.hi), _written(balls))
     begin = Interval.point(start)
     return Facts(
         cell,
@@ -119,6 +127,10 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         (after - begin).size,
         gate,
     )
+
+
+def _written(balls: Balls | None) -> tuple[Tensor, Tensor, tuple[float, ...]] | None:
+    return None if balls is None else (balls.centre, balls.box, balls.radii)
 
 
 def _reach(value: float, gate: str) -> str:

@@ -131,11 +131,14 @@ class Dynamics:
         outputs: Ends [H] of a box that holds every reachable output.
         gain: Bound [S, I] on |∂s'/∂x| entrywise.
         states: Ends [S] of a box that holds every reachable state.
+        balls: Where the states also lie in balls, one for each part of the state: their
+            centre [S], how far states are from it per unit [S], and radii.
     """
 
     outputs: tuple[Tensor, Tensor]
     gain: Tensor
     states: tuple[Tensor, Tensor]
+    balls: tuple[Tensor, Tensor, tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
