@@ -27,6 +27,7 @@ from rnnaudit.norms import (
     up,
 )
 from rnnaudit.results import UpperBound
+from rnnaudit.threads import few_threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +183,33 @@ def _reach(
         unit = _units(member, last)
         through = A.abs() * unit  # |uᵀδ_k| ≤ Σ |u_i| |δ_{k,i}|
         rows = torch.minimum(rows, _sum_above(through))
+        if last.zeroable and readout is not None:
+            with few_threads(len(P)):
+                larger = _enlarged(P, A)
+            rows = torch.minimum(rows, _root(inverse_forms_above(P, larger)))
     return first, float(rows.max())
+
+
+def _enlarged(P: Tensor, A: Tensor, steps: int = 300) -> Tensor:
+    """Search for v with a small vᵀP⁻¹v that reads no less than a row u of A where u reads.
+
+    With slopes zeroed in the last step wherever u_i δ_i would be negative or u_i is 0,
+    uᵀδ only grows, and then uᵀδ ≤ vᵀδ for every v with v_i at least u_i in u's direction:
+    so any such v bounds |uᵀδ_k| by λᵏ √(vᵀP⁻¹v) ‖δ_0‖_P. Projected gradients with momentum
+    (Nesterov, 1983), in units in which P has a diagonal of ones.
+    """
+    s = 1 / P.diagonal().sqrt()
+    inverse = torch.linalg.inv(s[:, None] * P * s)
+    pace = 1 / float(torch.linalg.eigvalsh(inverse)[-1])
+    u, sign = A * s, A.sign()
+    v = ahead = u
+    for step in range(steps):
+        after = ahead - pace * (ahead @ inverse)
+        after = torch.where(sign == 0, after, sign * torch.maximum(sign * after, u.abs()))
+        ahead, v = after + step / (step + 3) * (after - v), after
+    # Back in the readout's own units; what rounding took away is put back.
+    v = v / s
+    return torch.where(sign == 0, v, sign * torch.maximum(sign * v, A.abs()))
 
 
 def _units(member: Metric, last: LastStep) -> Tensor:
