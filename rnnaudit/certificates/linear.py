@@ -1,7 +1,8 @@
 """Linear cells: the truncated model is a filter, and its tail is the error.
 
 With h' = A h + d_t, h_t − h^k_t = Σ_{j ≥ k} Aʲ d_{t−j}, where d = φ(s_start, x) − s_start
-lies in a box. The tail is summed row by row, and a metric bounds what is left of it.
+lies in a box. The tail is summed row by row; a metric bounds how far states can be at all,
+and so what is left of the tail, and what rounding made of the powers.
 """
 
 from __future__ import annotations
@@ -12,18 +13,15 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates.comparison import output_above
-from rnnaudit.certificates.interface import Gauge, Norm
+from rnnaudit.certificates.interface import MAX_DEPTH, Gauge, Norm
 from rnnaudit.certificates.intervals import times_above
 from rnnaudit.certificates.quadratic import QuadraticCertificate
 from rnnaudit.model import Readout
-from rnnaudit.norms import UNIT, product_error
+from rnnaudit.norms import UNIT, product_error, up
 from rnnaudit.results import UpperBound
 
 _TERMS = 4000
 """Most terms of the tail that are summed one by one."""
-
-_PARTS = (2, 8, 64, 1000)
-"""Shares of ε left to the metric: a smaller one sums more terms, whose rounding grows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,31 +60,44 @@ class LinearCertificate:
         coarse = self.metric.depth(eps, readout, norm, radius)
         if coarse is None or radius is not None or coarse > _TERMS:
             return coarse
-        # Beyond each of these the metric's own depth bounds the tail by a share of ε.
-        shares = [(eps / part, self.metric.depth(eps / part, readout, norm)) for part in _PARTS]
-        closed = [(left, k) for left, k in shares if k is not None and k <= _TERMS]
-        if not closed:
+        reach = self._reach()
+        if not bool(torch.isfinite(reach).all()):
             return coarse
-        rows = torch.eye(len(self.A), dtype=self.A.dtype) if readout is None else readout.A
-        terms = []
-        V, off = rows, torch.zeros_like(rows)
-        for _ in range(max(k for _, k in closed)):
-            # V is near rows · Aʲ, within `off` entrywise.
-            terms.append(times_above(V.abs() + off, self.first))
+        # With V_{j+1} = V_j A + Δ_j in float64, a row of A^k times a reachable difference is
+        # at most Σ_{k ≤ j < J} |V_j| first + |V_J| reach + Σ_{j < J} |Δ_j| reach.
+        V = torch.eye(len(self.A), dtype=self.A.dtype) if readout is None else readout.A
+        terms: list[Tensor] = []
+        lost = torch.zeros_like(V[:, 0])
+        for _ in range(_TERMS):
+            rest = times_above(V.abs(), reach)
+            if output_above(None, rest, norm) <= eps / 1000:
+                break
+            terms.append(times_above(V.abs(), self.first))
             # A itself is a product of a slope and W, rounded once.
             size = times_above(V.abs(), self.A.abs())
-            off = times_above(off, self.A.abs()) + product_error(V, self.A) + 3 * UNIT * size
+            error = product_error(V, self.A) + 3 * UNIT * size
+            lost = (lost + times_above(error, reach)) * (1 + 1e-15)
             V = V @ self.A
-        return min(coarse, *(_summed(terms[:k], left, eps, norm) for left, k in closed))
+        rest = (times_above(V.abs(), reach) + lost) * (1 + 1e-15)
+        return min(coarse, _summed(terms, rest, eps, norm))
+
+    def _reach(self) -> Tensor:
+        """Bound |h − s_start| per unit over the reachable states."""
+        bounds = [self.box] + [up(g.radius, 2) * g.units for g in self.gauges()]
+        return torch.stack(bounds).amin(0) * (1 + 4 * UNIT)
 
 
-def _summed(terms: list[Tensor], left: float, eps: float, norm: Norm) -> int:
-    """Return the smallest k with Σ_{j ≥ k} ``terms`` and what is ``left`` beyond them ≤ ε."""
-    k = len(terms)
-    tail = torch.zeros_like(terms[0]) if terms else torch.zeros(1, dtype=torch.float64)
+def _summed(terms: list[Tensor], rest: Tensor, eps: float, norm: Norm) -> int:
+    """Return the smallest k with Σ_{j ≥ k} ``terms`` and the ``rest`` beyond them ≤ ε.
+
+    A k at which even the rest alone exceeds ε is beyond every term.
+    """
+    tail, k = rest, len(terms)
+    if not output_above(None, tail, norm) <= eps:
+        return MAX_DEPTH
     while k > 0:
         longer = (tail + terms[k - 1]) * (1 + 1e-15)
-        if not output_above(None, longer, norm) + left <= eps:
+        if not output_above(None, longer, norm) <= eps:
             break
         tail, k = longer, k - 1
     return k
