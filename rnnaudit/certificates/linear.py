@@ -64,7 +64,7 @@ class LinearCertificate:
         if not bool(torch.isfinite(reach).all()):
             return coarse
         # With V_{j+1} = V_j A + Δ_j in float64, a row of A^k times a reachable difference is
-        # at most Σ_{k ≤ j < J} |V_j| first + |V_J| reach + Σ_{j < J} |Δ_j| reach.
+        # at most Σ_{k ≤ j < J} |V_j| first + |V_J| reach + 2 Σ_{j < J} |Δ_j| reach.
         V = torch.eye(len(self.A), dtype=self.A.dtype) if readout is None else readout.A
         terms: list[Tensor] = []
         lost = torch.zeros_like(V[:, 0])
@@ -76,7 +76,9 @@ class LinearCertificate:
             # A itself is a product of a slope and W, rounded once.
             size = times_above(V.abs(), self.A.abs())
             error = product_error(V, self.A) + 3 * UNIT * size
-            lost = (lost + times_above(error, reach)) * (1 + 1e-15)
+            # Δ_j meets Aᵐ(s − s_start), the difference of two reachable states: each is within
+            # reach of s_start, so that they are within twice that (exact in binary).
+            lost = (lost + times_above(error, 2 * reach)) * (1 + 1e-15)
             V = V @ self.A
         rest = (times_above(V.abs(), reach) + lost) * (1 + 1e-15)
         return min(coarse, _summed(terms, rest, eps, norm))
