@@ -72,7 +72,7 @@ def of_audit(
         data=found.seen.description,
         tool=versions(),
         skipped=skipped,
-        findings=(*model.findings, *found.seen.findings, *_remarks(found)),
+        findings=(*model.findings, *found.seen.findings, *_remarks(found, data)),
     )
 
 
@@ -186,11 +186,11 @@ def _overall(verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> Verdict
     return "stable" if all_stable and not skipped else "undecided"
 
 
-def _remarks(found: Examination) -> tuple[Finding, ...]:
+def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
     """Say what a reader must know of the measurements."""
     eps = found.settings.eps
     remarks = []
-    if all(found.seen.synthetic):
+    if data is None and all(found.seen.synthetic):
         remarks.append(
             finding(
                 "RA205",

@@ -97,7 +97,7 @@ def observe(
         tuple(rows.owners for rows in stacks),
         tuple(made_up),
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
-        _description(data, stacks, made_up),
+        _description(data if given else None, stacks, made_up),
         findings,
     )
 
@@ -239,7 +239,11 @@ def _captured(
         feeds = data_feeds(slots, data, seed)
     else:
         feeds = probe_feeds(slots, sequences, length, seed, input_range)
-    sites = [stack.layers[0].site for stack in model.stacks]
+    # The runtime gives out no values from inside a branch.
+    sites = [
+        site if site is not None and not site.scope else None
+        for site in (stack.layers[0].site for stack in model.stacks)
+    ]
     fetch = [site.x for site in sites if site is not None]
     outcome = runtime.run(model.path, [feed.values for feed in feeds], fetch=fetch)
     if outcome.outputs is None and data is not None:
@@ -255,6 +259,7 @@ def _captured(
     findings = []
     for i, (stack, site) in enumerate(zip(model.stacks, sites, strict=True)):
         if site is None:
+            findings.append(_not_seen(stack.name, "it sits in a branch of the graph"))
             continue
         rows, left = _owned([_batch(found[site.x], site) for found in outcome.outputs], feeds)
         steps = max(len(x) for _, x in rows)

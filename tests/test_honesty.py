@@ -208,3 +208,31 @@ def test_a_model_that_never_forgets_is_refuted_and_its_truncation_says_so(tmp_pa
     assert np.abs(full[-1] - cut[-1]).max() > 1e-3
     written = api.truncate(path, tmp_path / "cut.onnx")
     assert "RA305" in {f.id for f in written.findings}
+
+
+def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(tmp_path):
+    def branch(name):
+        node = helper.make_node("RNN", ["X", "W", "R"], [f"Y{name}"], hidden_size=1, name=name)
+        return helper.make_graph([node], name, [], [value(f"Y{name}", ["T", 1, "N", 1])])
+
+    choose = helper.make_node(
+        "If", ["flag"], ["out"], then_branch=branch("a"), else_branch=branch("b"), name="if"
+    )
+    graph = helper.make_graph(
+        [choose],
+        "g",
+        [value("X", ["T", "N", 1]), value("flag", [], TensorProto.BOOL)],
+        [value("out", ["T", 1, "N", 1])],
+        unit(),
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "branches.onnx")
+    data = Data({"X": ones(n=3).inputs[""]}, "three.npy")
+    report = api.audit(tmp_path / "branches.onnx", data=data)
+    assert len(report.recurrences) == 2
+    assert report.depth.measured.synthetic
+    assert report.data.startswith("35 synthetic sequences of 256 steps")
+    ids = [f.id for f in report.findings]
+    assert (ids.count("RA210"), ids.count("RA205")) == (2, 0)
+    reasons = [f.message for f in report.findings if f.id == "RA210"]
+    assert all(r.startswith("it sits in a branch of the graph, so ") for r in reasons)
