@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.cells.chain import Chain
-from rnnaudit.model import ElmanCell, Layer, Readout, Recurrence, Stack
+from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.results import EPSILONS, Norm
 
 Progress = Callable[[float], None]
@@ -596,11 +596,8 @@ class _Layerwise:
 
     def cost(self, depth: int) -> float:
         """Return about how many multiplications one sequence takes at a depth."""
-        weights = [r.cell.W if isinstance(r.cell, ElmanCell) else r.cell.U for r in self._all()]
-        return float(sum(w.numel() for w in weights)) * self.x.shape[1] * (depth + 1)
-
-    def _all(self) -> Iterator[Recurrence]:
-        return self.stack.recurrences()
+        step = sum(cells.multiplications(r.cell) for r in self.stack.recurrences())
+        return float(step) * self.x.shape[1] * (depth + 1)
 
 
 def grid(T: int) -> Iterator[int]:

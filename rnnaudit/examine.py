@@ -22,7 +22,7 @@ from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import Refutation, lambda_below, lyapunov, norm_curve, refute
 from rnnaudit.evidence import measured_depth
-from rnnaudit.model import Cell, ElmanCell, Model, Recurrence, Stack
+from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
 from rnnaudit.reports.numbers import exact
 from rnnaudit.results import (
@@ -59,7 +59,7 @@ SEARCHABLE = 2e6
 """Multiplications of one step up to which counterexamples are searched for."""
 
 LAYERWISE = 8
-"""How much dearer a layer by layer study is: each depth of its grid starts from nothing."""
+"""How much dearer a layer by layer study is: each depth starts from nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +112,7 @@ class Examined:
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε."""
-        return Depth(
-            eps,
-            proved=self.certificates.depth(eps, norm=settings.norm),
-            measured=measured_depth(
-                self.study, eps, confidence=settings.confidence, synthetic=self.synthetic
-            ),
-            refuted_below=None if self.refutation is None else self.refutation.refuted_below(eps),
-        )
+        return _depth(self, eps, self.certificates.depth(eps, norm=settings.norm), settings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +120,7 @@ class ExaminedStack:
     """One stack through its readout: its proof and its errors at every depth."""
 
     stack: Stack
-    certificate: StackCertificate | NoProof
+    certificate: StackCertificate
     study: DepthStudy
     synthetic: bool
     kinds: tuple[str, ...]
@@ -135,15 +128,20 @@ class ExaminedStack:
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε of the stack's output."""
-        proof = self.certificate
-        return Depth(
-            eps,
-            proved=None if isinstance(proof, NoProof) else proof.depth(eps, norm=settings.norm),
-            measured=measured_depth(
-                self.study, eps, confidence=settings.confidence, synthetic=self.synthetic
-            ),
-            refuted_below=None if self.refutation is None else self.refutation.refuted_below(eps),
-        )
+        return _depth(self, eps, self.certificate.depth(eps, settings.norm), settings)
+
+
+def _depth(
+    each: Examined | ExaminedStack, eps: float, proved: int | None, settings: Settings
+) -> Depth:
+    return Depth(
+        eps,
+        proved=proved,
+        measured=measured_depth(
+            each.study, eps, confidence=settings.confidence, synthetic=each.synthetic
+        ),
+        refuted_below=None if each.refutation is None else each.refutation.refuted_below(eps),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,7 +317,7 @@ def _measure(
             floor=floor_for(settings.eps),
         )
 
-    return _study(study, inputs, _step_cost(recurrence), settings, work)
+    return _study(study, inputs, cells.multiplications(recurrence.cell), settings, work)
 
 
 def _whole(
@@ -342,7 +340,7 @@ def _whole(
             floor=floor_for(settings.eps),
         )
 
-    cost = sum(_step_cost(r) for r in stack.recurrences())
+    cost = sum(cells.multiplications(r.cell) for r in stack.recurrences())
     if stack.readout is not None:
         cost += stack.readout.A.numel()
     if len(stack.layers) > 1 and not stack.causal:
@@ -372,15 +370,6 @@ def _study(
         if None in pilot.needed(settings.eps):
             return pilot
     return pool([merged(study(x, budget), own) for x, own in zip(groups, owners, strict=True)])
-
-
-def _step_cost(recurrence: Recurrence) -> float:
-    return _multiplications(recurrence.cell)
-
-
-def _multiplications(cell: Cell) -> float:
-    """Return the multiplications of one step of a cell."""
-    return float((cell.W if isinstance(cell, ElmanCell) else cell.U).numel())
 
 
 def _refuted_alone(
@@ -423,7 +412,7 @@ def _refute(
     """
     low, high = domain.box(chain.input_size)
     finite = bool(low.isfinite().all() and high.isfinite().all())
-    if not finite or sum(_multiplications(cell) for cell in chain.cells) > SEARCHABLE:
+    if not finite or sum(cells.multiplications(cell) for cell in chain.cells) > SEARCHABLE:
         return None
     return refute(
         chain,

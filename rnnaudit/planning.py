@@ -15,7 +15,7 @@ from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, ExaminedStack
 from rnnaudit.model import Recurrence
 from rnnaudit.reports.numbers import epsilon, up
-from rnnaudit.results import Evidence, NoProof, Skipped
+from rnnaudit.results import Evidence, Skipped
 from rnnaudit.truncation import Plan, plan
 
 MARGIN = 2.0
@@ -110,11 +110,7 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
     Behind other operators of a graph a proof speaks of the recurrence's own output under
     inputs that nobody bounds, so that it says nothing of the graph's outputs.
     """
-    if (
-        not found.model.direct
-        or isinstance(stack.certificate, NoProof)
-        or wanted.evidence == "measured"
-    ):
+    if not found.model.direct or wanted.evidence == "measured":
         return None
     depths = stack.certificate.layerwise(wanted.eps)
     if depths is None:

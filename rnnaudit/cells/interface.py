@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rnnaudit.model import Cell, LSTMCell
+from rnnaudit.model import Cell, ElmanCell, LSTMCell
 
 CACHED = 1 << 17  # float64 numbers in the gates of a block: 1 MiB
 
@@ -70,6 +70,11 @@ def advance(cell: Cell, s: Tensor, z: Tensor) -> Tensor:
     rows = max(1, CACHED // (z.shape[-1] * batch[1:].numel()))
     parts = zip(s.split(rows), z.split(rows), strict=True)
     return torch.cat([advance(cell, *part) for part in parts])
+
+
+def multiplications(cell: Cell) -> int:
+    """Return the multiplications of one step's recurrent product, or of one jvp."""
+    return (cell.W if isinstance(cell, ElmanCell) else cell.U).numel()
 
 
 def step(cell: Cell, s: Tensor, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.estimators.states import Samples, sample
-from rnnaudit.model import Cell, ElmanCell, Recurrence
+from rnnaudit.model import Cell, Recurrence
 from rnnaudit.results import LowerBound
 
 BLOCK = 2
@@ -119,11 +119,6 @@ def dense_norms(J: Tensor) -> Tensor:
     return found.nan_to_num(nan=0.0)
 
 
-def cost(cell: Cell) -> int:
-    """Multiplications of one Jacobian–vector product."""
-    return (cell.W if isinstance(cell, ElmanCell) else cell.U).numel()
-
-
 def spectral_norms(cell: Cell, s: Tensor, x: Tensor, *, seed: int = 0) -> Tensor:
     """Return ‖∂s'/∂s‖₂ [M] at states s [M, S] and inputs x [M, I], each from below.
 
@@ -178,7 +173,7 @@ def lambda_below(recurrence: Recurrence, x: Tensor, *, seed: int = 0) -> LowerBo
     It bounds λ from below in the 2-norm (on the joint (h, c) of an LSTM) over the states
     that such inputs reach; in another norm λ may be smaller.
     """
-    count = int(min(2048, max(64, _FLOPS / (8 * BLOCK * cost(recurrence.cell)))))
+    count = int(min(2048, max(64, _FLOPS / (8 * BLOCK * cells.multiplications(recurrence.cell)))))
     samples = sample(recurrence, x, count=count, seed=seed)
     value, at = _largest(recurrence.cell, samples.s, samples.x, seed)
     return LowerBound(value, "2", _method(samples, at))

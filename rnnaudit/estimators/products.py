@@ -14,7 +14,6 @@ from rnnaudit.estimators.power_iteration import (
     BLOCK,
     DOWN,
     converge,
-    cost,
     dense_norms,
     screen,
 )
@@ -146,7 +145,7 @@ def _by_windows(cell: Cell, s: Tensor, z: Tensor, seed: int) -> Iterator[tuple[i
     """Yield r and the largest log‖·‖₂ over seeded windows, matrix-free."""
     rng = torch.Generator().manual_seed(seed)
     N, T, S = s.shape
-    steps = int(min(_STEPS, _FLOPS / (24 * cost(cell))))
+    steps = int(min(_STEPS, _FLOPS / (24 * cells.multiplications(cell))))
     best = torch.zeros(0, 2, dtype=torch.long)
     for r in _lengths(T):
         starts = T - r + 1

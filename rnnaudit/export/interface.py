@@ -41,10 +41,12 @@ def steps(cell: Cell, emit: Emitter) -> Steps:
     raise NotImplementedError(type(cell).__name__)
 
 
-_OPERATORS = {
+ONNX_NAMES = {
     "tanh": "Tanh",
     "relu": "Relu",
     "sigmoid": "Sigmoid",
+    "affine": "Affine",
+    "scaledtanh": "ScaledTanh",
     "leakyrelu": "LeakyRelu",
     "thresholdedrelu": "ThresholdedRelu",
     "hardsigmoid": "HardSigmoid",
@@ -52,6 +54,9 @@ _OPERATORS = {
     "softsign": "Softsign",
     "softplus": "Softplus",
 }
+"""Activations as the recurrent operators spell them; all but Affine and ScaledTanh, which are
+written as products and sums, are operators of their own too."""
+
 _ALPHA = frozenset({"leakyrelu", "thresholdedrelu", "hardsigmoid", "elu"})
 
 
@@ -91,4 +96,4 @@ class Function:
         attributes = {"alpha": self._alpha} if self._kind in _ALPHA else {}
         if self._kind == "hardsigmoid":
             attributes["beta"] = self._beta
-        return emit.op(_OPERATORS[self._kind], v, name=name, **attributes)
+        return emit.op(ONNX_NAMES[self._kind], v, name=name, **attributes)

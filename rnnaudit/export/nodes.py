@@ -11,6 +11,7 @@ from torch import Tensor
 from rnnaudit.cells.activations import TAKES_ALPHA, TAKES_BETA, parameters
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.export.emit import Emitter
+from rnnaudit.export.interface import ONNX_NAMES
 from rnnaudit.model import Activation, Cell, ElmanCell, GRUCell, LSTMCell, Recurrence
 
 _KINDS = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
@@ -43,7 +44,7 @@ class RecurrentNode:
         self._attributes: dict[str, object] = {
             "hidden_size": cells[0].hidden_size,
             "direction": "bidirectional" if len(cells) == 2 else recurrences[0].direction,
-            "activations": [_ONNX_NAMES[a.name] for a in names],
+            "activations": [ONNX_NAMES[a.name] for a in names],
         }
         # ONNX reads these lists in order, one entry for each function that takes one.
         if alphas := [parameters(a)[0] for a in names if a.name in TAKES_ALPHA]:
@@ -71,21 +72,6 @@ class RecurrentNode:
             inputs += [None] * (7 - len(inputs)) + [self._peephole]
         names = ["Y", "Y_h", "Y_c"][:outputs]
         return self._emit.several(self._kind, *inputs, names=names, **self._attributes)
-
-
-_ONNX_NAMES = {
-    "tanh": "Tanh",
-    "relu": "Relu",
-    "sigmoid": "Sigmoid",
-    "affine": "Affine",
-    "leakyrelu": "LeakyRelu",
-    "thresholdedrelu": "ThresholdedRelu",
-    "scaledtanh": "ScaledTanh",
-    "hardsigmoid": "HardSigmoid",
-    "elu": "Elu",
-    "softsign": "Softsign",
-    "softplus": "Softplus",
-}
 
 
 def _activations(cell: Cell) -> tuple[Activation, ...]:
