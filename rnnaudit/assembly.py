@@ -158,11 +158,13 @@ def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
         no_proof=each.certificates.no_proof,
         lower=each.lower,
         norms=each.norms,
-        lyapunov=each.lyapunov,
+        lyapunov=each.spectrum.largest,
         depths=tuple(each.depth(eps, settings) for eps in settings.epsilons),
         curve=curve(each.study),
         spectral_norm=each.spectral_norm,
         initial_state=recurrence.initial.describe(),
+        spectrum=each.spectrum,
+        unit_memory=each.unit_memory(settings.eps),
     )
 
 

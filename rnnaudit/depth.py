@@ -60,6 +60,9 @@ class DepthStudy:
         every_depth: Whether ``depths`` leaves none out up to its last.
         resolutions: The smallest error of each sequence that stands out of rounding, below
             which nothing is known of it; 0 for all where it is empty.
+        unit_eps: The ε of ``units``.
+        units: Largest depth evaluated at which each unit of the state is off by more than
+            ``unit_eps`` somewhere, [N, S], and −1 where none is; None where it was not asked.
     """
 
     errors: Tensor
@@ -70,6 +73,8 @@ class DepthStudy:
     floor: float = MERGED
     every_depth: bool = True
     resolutions: tuple[float, ...] = ()
+    unit_eps: float | None = None
+    units: Tensor | None = None
 
     @property
     def T(self) -> int:
@@ -120,6 +125,21 @@ class DepthStudy:
             return None
         return k if 2 * k <= horizon else None
 
+    def unit_depths(self) -> tuple[int | None, ...] | None:
+        """Return each state unit's k(``unit_eps``): the largest over sequences.
+
+        None for a unit that some sequence shows to need more than half of what it can show;
+        None for all where units were not followed, or ε is below the resolution.
+        """
+        if self.units is None or self.unit_eps is None or self.unit_eps < self.resolution:
+            return None
+        shown = torch.tensor(self.horizons).unsqueeze(1)
+        needed = self.units + 1
+        enough = (2 * needed <= shown).all(0).tolist()
+        return tuple(
+            k if known else None for k, known in zip(needed.amax(0).tolist(), enough, strict=True)
+        )
+
     def longer_than(self, eps: float) -> tuple[int, ...]:
         """Return for each sequence a depth that K_i(ε) exceeds, at most half of its horizon.
 
@@ -163,6 +183,9 @@ def merged(study: DepthStudy, owners: Tensor) -> DepthStudy:
             max(study._resolutions[i] for i in (rows == n).nonzero().flatten().tolist())
             for n in range(len(names))
         ),
+        units=None
+        if study.units is None
+        else torch.stack([study.units[rows == n].amax(0) for n in range(len(names))]),
     )
 
 
@@ -178,6 +201,7 @@ def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
     if len({study.norm for study in studies}) != 1:
         raise ValueError("studies must share their norm to be pooled")
     depths = tuple(sorted({k for study in studies for k in study.depths}))
+    units = [study.units for study in studies]
     return DepthStudy(
         errors=torch.cat([_spread(study, depths) for study in studies]),
         depths=depths,
@@ -187,6 +211,8 @@ def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
         floor=max(study.floor for study in studies),
         every_depth=all(study.every_depth for study in studies),
         resolutions=tuple(r for study in studies for r in study._resolutions),
+        unit_eps=studies[0].unit_eps,
+        units=None if None in units else torch.cat([u for u in units if u is not None]),
     )
 
 
@@ -255,13 +281,19 @@ class _How:
     floor: float
     clock: _Clock
     report: Progress
+    unit_eps: float | None = None
 
     @classmethod
     def of(
-        cls, norm: Norm, floor: float, budget_s: float | None, progress: Progress | None
+        cls,
+        norm: Norm,
+        floor: float,
+        budget_s: float | None,
+        progress: Progress | None,
+        unit_eps: float | None = None,
     ) -> _How:
         """Start the clock."""
-        return cls(norm, floor, _Clock(budget_s), progress or (lambda share: None))
+        return cls(norm, floor, _Clock(budget_s), progress or (lambda share: None), unit_eps)
 
 
 def study_recurrence(
@@ -273,6 +305,7 @@ def study_recurrence(
     budget_s: float | None = None,
     progress: Progress | None = None,
     floor: float = MERGED,
+    unit_eps: float | None = None,
 ) -> DepthStudy:
     """Measure every truncation depth of one recurrence on sequences x [N, T, I].
 
@@ -284,9 +317,11 @@ def study_recurrence(
         budget_s: Stop after this many seconds; the study then says how far it came.
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
+        unit_eps: Also say for each unit of the state at which depths it is off by more.
     """
     system = Chain.of([recurrence], readout)
-    return _study(system, cells.reads(recurrence, x), _How.of(norm, floor, budget_s, progress))
+    how = _How.of(norm, floor, budget_s, progress, unit_eps)
+    return _study(system, cells.reads(recurrence, x), how)
 
 
 def study_stack(
@@ -449,8 +484,10 @@ class _Restarts:
 def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
     """Sweep in stages until all restarts have merged, the data or the budget end."""
     N, T, system = restarts.N, restarts.T, restarts.system
-    size = _size(system.deviation(system.start - restarts.true), how.norm)
+    nothing = system.start - restarts.true
+    size = _size(system.deviation(nothing), how.norm)
     errors = [size.reshape(T, N).amax(0)]
+    units = _Units.of(nothing.unflatten(0, (T, N)).abs().amax(0), how.unit_eps)
     work = max(1.0, restarts.work())
     cut = False
     while restarts.blocks and not cut:
@@ -465,6 +502,8 @@ def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
                 stage[j].scatter_reduce_(
                     0, rows % N, _size(system.deviation(gap), how.norm), "amax"
                 )
+                if units is not None:
+                    units.note(first + j, rows % N, gap)
                 if not len(block.rows):
                     break
         else:
@@ -490,7 +529,27 @@ def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
             system.readout,
             how.norm,
         ),
+        unit_eps=how.unit_eps,
+        units=None if units is None else units.last,
     )
+
+
+@dataclass(slots=True, eq=False)
+class _Units:
+    """The last depth [N, S] at which each unit of the state was off by more than ε; −1 at none."""
+
+    eps: float
+    last: Tensor
+
+    @classmethod
+    def of(cls, nothing: Tensor, eps: float | None) -> _Units | None:
+        """Begin with the largest gaps [N, S] at depth 0; None where no ε is asked for."""
+        return None if eps is None else cls(eps, (nothing > eps).long() - 1)
+
+    def note(self, depth: int, which: Tensor, gap: Tensor) -> None:
+        """Take in the gaps [R, S] of restarts of the sequences ``which`` [R] at a depth."""
+        rows, units = (gap.abs() > self.eps).nonzero(as_tuple=True)
+        self.last[which[rows], units] = depth
 
 
 class _Direction:

@@ -20,7 +20,7 @@ from rnnaudit.certificates import (
 )
 from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
-from rnnaudit.estimators import Refutation, lambda_below, lyapunov, norm_curve, refute
+from rnnaudit.estimators import Refutation, lambda_below, norm_curve, refute, spectrum
 from rnnaudit.evidence import measured_depth
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
@@ -29,11 +29,12 @@ from rnnaudit.results import (
     EPSILONS,
     Depth,
     LowerBound,
-    LyapunovExponent,
+    LyapunovSpectrum,
     MeasuredDepth,
     NoProof,
     Norm,
     NormCurve,
+    UnitMemory,
 )
 from rnnaudit.threads import few_threads
 
@@ -57,6 +58,15 @@ RESTARTS, ASCENTS = 8, 12
 
 SEARCHABLE = 2e6
 """Multiplications of one step up to which counterexamples are searched for."""
+
+EXPONENTS = 10
+"""Lyapunov exponents that are shown, at most."""
+
+SPECTRUM = 3e10
+"""Multiplications that more exponents than the first may cost."""
+
+ORTHONORMALISED = 100
+"""Multiplications of one step for each unit of a tangent to be made orthogonal to the others."""
 
 LAYERWISE = 8
 """How much dearer a layer by layer study is: each depth starts from nothing."""
@@ -106,13 +116,21 @@ class Examined:
     synthetic: bool
     lower: LowerBound | None
     norms: NormCurve | None
-    lyapunov: LyapunovExponent | None
+    spectrum: LyapunovSpectrum
     spectral_norm: float | None
     refutation: Refutation | None
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε."""
         return _depth(self, eps, self.certificates.depth(eps, norm=settings.norm), settings)
+
+    def unit_memory(self, eps: float) -> UnitMemory | None:
+        """Return the depth of each unit of the state, h and what is carried beside it."""
+        depths, H = self.study.unit_depths(), self.recurrence.cell.hidden_size
+        if depths is None:
+            return None
+        parts = {"h": depths[:H], "c": depths[H:]}
+        return UnitMemory(eps, {name: part for name, part in parts.items() if part})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +258,7 @@ def _examined(
                 seen.synthetic[i],
                 lower=lambda_below(recurrence, covered, seed=settings.seed),
                 norms=norm_curve(recurrence, longest, seed=settings.seed),
-                lyapunov=lyapunov(recurrence, longest, seed=settings.seed),
+                spectrum=_spectrum(recurrence, longest, settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
                 refutation=_refuted_alone(recurrence, domain, longest, settings, work),
             )
@@ -315,6 +333,7 @@ def _measure(
             budget_s=budget,
             progress=note,
             floor=floor_for(settings.eps),
+            unit_eps=settings.eps,
         )
 
     return _study(study, inputs, cells.multiplications(recurrence.cell), settings, work)
@@ -462,6 +481,13 @@ def _inside(x: Tensor, domain: Domain) -> Tensor:
     """Return inputs [N, T, I] cut off at the domain's ends."""
     low, high = domain.box(x.shape[-1])
     return torch.minimum(torch.maximum(x, low), high)
+
+
+def _spectrum(recurrence: Recurrence, x: Tensor, seed: int) -> LyapunovSpectrum:
+    """Return as many Lyapunov exponents on x [N, T, I] as are cheap, at least one."""
+    step = cells.multiplications(recurrence.cell) + ORTHONORMALISED * recurrence.cell.state_size
+    affordable = int(SPECTRUM / (x.shape[0] * x.shape[1] * step))
+    return spectrum(recurrence, x, count=min(EXPONENTS, max(1, affordable)), seed=seed)
 
 
 def _spectral_norm(recurrence: Recurrence) -> float | None:

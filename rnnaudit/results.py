@@ -76,6 +76,44 @@ class LyapunovExponent:
 
 
 @dataclass(frozen=True, slots=True)
+class LyapunovSpectrum:
+    """The largest Lyapunov exponents, in nats per step and descending, with standard errors.
+
+    An exponent is None where tangents vanish exactly (its exponent is −∞).
+    """
+
+    values: tuple[float | None, ...]
+    stderrs: tuple[float | None, ...]
+    steps: int
+
+    @property
+    def largest(self) -> LyapunovExponent | None:
+        """The first exponent; None where it is −∞."""
+        value, stderr = self.values[0], self.stderrs[0]
+        if value is None or stderr is None:
+            return None
+        return LyapunovExponent(value, stderr, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMemory:
+    """k(ε) of each unit of the state on the data: where the memory sits.
+
+    ``units`` holds the depths by part of the state (``h``, and ``c`` of an LSTM), None for
+    a unit that remembers longer than the data show. ε is taken of the unit itself.
+    """
+
+    eps: float
+    units: Mapping[str, tuple[int | None, ...]]
+
+    def longest(self, count: int) -> tuple[tuple[str, int | None], ...]:
+        """Return the names (``c[17]``) and depths of the units that remember longest."""
+        named = [(f"{part}[{i}]", k) for part, ks in self.units.items() for i, k in enumerate(ks)]
+        order = sorted(named, key=lambda unit: math.inf if unit[1] is None else unit[1])
+        return tuple(order[::-1][:count])
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredDepth:
     """Truncation depth on data: ``k``, or ``longer_than`` where the data end first.
 
@@ -152,6 +190,8 @@ class RecurrenceReport:
     spectral_norm: float | None = None
     initial_state: str = "zero"
     skipped: tuple[Skipped, ...] = ()
+    spectrum: LyapunovSpectrum | None = None
+    unit_memory: UnitMemory | None = None
 
     @property
     def label(self) -> str:

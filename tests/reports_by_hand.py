@@ -12,6 +12,7 @@ from rnnaudit.results import (
     Location,
     LowerBound,
     LyapunovExponent,
+    LyapunovSpectrum,
     MeasuredDepth,
     ModelInfo,
     NoProof,
@@ -20,6 +21,7 @@ from rnnaudit.results import (
     Report,
     Skipped,
     Truncation,
+    UnitMemory,
     UpperBound,
 )
 
@@ -63,6 +65,8 @@ BACH = RecurrenceReport(
     depths=tuple(Depth(e, p, measured(k)) for e, p, k in zip(EPSILONS, PROVED, SEEN, strict=True)),
     curve=(CurvePoint(1, 0.2, 0.5, 0.9), CurvePoint(31, 1e-4, 6e-4, 9.9e-4)),
     spectral_norm=0.942,
+    spectrum=LyapunovSpectrum((-0.2243, -0.31871, None), (0.0041, 0.0052, None), 9600),
+    unit_memory=UnitMemory(1e-3, {"h": (31, 4, 28, 9, 3, 2, 17, None)}),
 )
 
 STABLE = Report(

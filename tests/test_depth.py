@@ -154,6 +154,41 @@ def test_one_recurrence_equals_its_jacobi_sweeps(seed, kind, reverse, T):
         )
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(KINDS),
+    reverse=st.booleans(),
+    eps=st.sampled_from([1e-1, 1e-3]),
+)
+def test_units_of_the_state_need_what_restarted_states_show(seed, kind, reverse, eps):
+    rng = torch.Generator().manual_seed(seed)
+    r = recurrence(random_cell(kind, 2, 5, rng, 0.5), rng, reverse=reverse)
+    x = draw(rng, 3, 24, 2)
+    study = depth.study_recurrence(r, x, unit_eps=eps)
+    read = cells.reads(r, x)
+    full = cells.trajectory(r.cell, read, r.initial.value)
+    last = torch.full((3, r.cell.state_size), -1)
+    for k in range(24):
+        restarted = [cells.trajectory(r.cell, read[:, max(0, t - k) : t], r.initial.value)
+                     for t in range(1, 25)]  # fmt: skip
+        s = torch.stack([y[:, -1] if k else r.initial.value.expand(3, -1) for y in restarted], 1)
+        last[((s - full).abs() > eps).any(1)] = k
+    needed = (last + 1).amax(0)
+    known = (2 * (last + 1) <= 24).all(0)
+    expected = [int(k) if ok else None for k, ok in zip(needed, known, strict=True)]
+    assert list(study.unit_depths()) == expected
+    parts = depth.pool([depth.study_recurrence(r, part, unit_eps=eps) for part in x.split(2)])
+    assert parts.unit_depths() == study.unit_depths()
+
+
+def test_no_unit_is_given_a_depth_that_rounding_could_explain():
+    rng = torch.Generator().manual_seed(0)
+    r = recurrence(random_cell("gru", 2, 4, rng, 0.5), rng)
+    assert depth.study_recurrence(r, draw(rng, 2, 30, 2), unit_eps=1e-15).unit_depths() is None
+    assert depth.study_recurrence(r, draw(rng, 2, 30, 2)).unit_depths() is None
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

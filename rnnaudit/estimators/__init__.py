@@ -1,7 +1,7 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
 from rnnaudit.estimators.adversary import Refutation, Witness, refute
-from rnnaudit.estimators.lyapunov import Spectrum, lyapunov, spectrum
+from rnnaudit.estimators.lyapunov import lyapunov, spectrum
 from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
 from rnnaudit.estimators.probes import synthetic
 from rnnaudit.estimators.products import norm_curve
@@ -9,7 +9,6 @@ from rnnaudit.estimators.states import sample
 
 __all__ = [
     "Refutation",
-    "Spectrum",
     "Witness",
     "lambda_below",
     "lyapunov",

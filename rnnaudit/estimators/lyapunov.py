@@ -6,29 +6,16 @@ Tangents follow the exact derivative: finite perturbations would hit the roundin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.model import Recurrence
-from rnnaudit.results import LyapunovExponent
+from rnnaudit.results import LyapunovExponent, LyapunovSpectrum
 
 _ENOUGH = 8  # sequences from which their means alone give the error bar
 _BLOCKS = 10  # blocks of each sequence where there are fewer
-
-
-@dataclass(frozen=True, slots=True)
-class Spectrum:
-    """The largest exponents, in nats per step and descending, with standard errors.
-
-    An exponent is None where tangents vanish exactly (its exponent is −∞).
-    """
-
-    values: tuple[float | None, ...]
-    stderrs: tuple[float | None, ...]
-    steps: int
 
 
 def lyapunov(
@@ -45,11 +32,7 @@ def lyapunov(
         transient: Steps dropped at the start of each sequence; a quarter by default.
         seed: For the first tangents.
     """
-    found = spectrum(recurrence, x, count=1, transient=transient, seed=seed)
-    value, stderr = found.values[0], found.stderrs[0]
-    if value is None or stderr is None:
-        return None
-    return LyapunovExponent(value, stderr, found.steps)
+    return spectrum(recurrence, x, count=1, transient=transient, seed=seed).largest
 
 
 def spectrum(
@@ -59,7 +42,7 @@ def spectrum(
     count: int = 10,
     transient: int | None = None,
     seed: int = 0,
-) -> Spectrum:
+) -> LyapunovSpectrum:
     """Return the ``count`` largest exponents on the trajectories of x [N, T, I].
 
     The error bar is that of the sequences' means, or of ten blocks' means for each where
@@ -71,8 +54,9 @@ def spectrum(
     N, T, _ = x.shape
     dropped = T // 4 if transient is None else min(transient, T - 1)
     rng = torch.Generator().manual_seed(seed)
-    V = torch.randn(N, count, cell.state_size, generator=rng, dtype=torch.float64)
-    V = torch.linalg.qr(V.mT).Q.mT
+    # The first tangent is drawn first, so that Λ₁ does not depend on how many are asked for.
+    V = torch.randn(count, N, cell.state_size, generator=rng, dtype=torch.float64)
+    V = torch.linalg.qr(V.transpose(0, 1).mT).Q.mT
     s = recurrence.initial.value.expand(N, -1)
     growth = x.new_zeros(T - dropped, N, count)
     for t in range(T):
@@ -91,7 +75,7 @@ def spectrum(
     return _summary(growth)
 
 
-def _summary(growth: Tensor) -> Spectrum:
+def _summary(growth: Tensor) -> LyapunovSpectrum:
     """Average logarithms of growth [T', N, m] over steps and sequences."""
     steps, N, count = growth.shape
     if N >= _ENOUGH:
@@ -108,4 +92,4 @@ def _summary(growth: Tensor) -> Spectrum:
         values.append(value if known else None)
         spread = float(means[:, i].std()) / math.sqrt(len(means)) if known and several else 0.0
         stderrs.append(spread if known else None)
-    return Spectrum(tuple(values), tuple(stderrs), steps * N)
+    return LyapunovSpectrum(tuple(values), tuple(stderrs), steps * N)

@@ -110,6 +110,8 @@ def _recurrence(recurrence: RecurrenceReport, eps: float) -> dict[str, Any]:
         "norms": asdict(recurrence.norms) if recurrence.norms else None,
         "lyapunov": asdict(exponent) if exponent else None,
         "half_life": exponent.half_life if exponent else None,
+        "spectrum": asdict(recurrence.spectrum) if recurrence.spectrum else None,
+        "unit_memory": asdict(recurrence.unit_memory) if recurrence.unit_memory else None,
         "depth": _depth(own),
         "table": [_depth(d) for d in recurrence.depths],
         "curve": [asdict(point) for point in recurrence.curve],

@@ -30,6 +30,9 @@ WIDTH = 80
 BLOCKS = 3
 """More recurrences than this are shown as a table."""
 
+LONGEST_UNITS = 5
+"""Units of the state that are named with their depth."""
+
 PROVED, MEASURED, REFUTED, LABEL = "green", "yellow", "red", "dim"
 VERDICTS = {
     "STABLE": "bold green",
@@ -140,6 +143,8 @@ def _block(
         ("λ", _rates(recurrence, report.domain, verbose)),
         ("r steps", _norms(recurrence, verbose)),
         ("memory", _memory(recurrence, wording.step_seconds(report))),
+        ("Λ₂ …", _spectrum(recurrence, verbose)),
+        ("units", _units(recurrence, verbose)),
         (k, _evidence(depth, wording.step_seconds(report), cut) if depth is not None else []),
     ]
     rows += [("skipped", [_plain(s.where), _plain(s.reason)]) for s in recurrence.skipped]
@@ -219,6 +224,34 @@ def _memory(recurrence: RecurrenceReport, step: float | None) -> list[Piece]:
         shown = f"half-life {numbers.near(half, 2)} steps{_aside(wording.lasting(half, step))}"
     rate = numbers.estimate(exponent.max, exponent.stderr)
     return [shown, f"Λ₁ = {rate} per step over {exponent.steps} steps"]
+
+
+def _spectrum(recurrence: RecurrenceReport, verbose: bool) -> list[Piece]:
+    """List the exponents after the first."""
+    found = recurrence.spectrum
+    if found is None or not verbose:
+        return []
+    pairs = list(zip(found.values, found.stderrs, strict=True))[1:]
+    return [
+        "−∞" if value is None or error is None else numbers.estimate(value, error)
+        for value, error in pairs
+    ]
+
+
+def _units(recurrence: RecurrenceReport, verbose: bool) -> list[Piece]:
+    """Name the units of the state that remember longest, and what half of all do without."""
+    memory = recurrence.unit_memory
+    if memory is None or not verbose:
+        return []
+    ranked = memory.longest(sum(map(len, memory.units.values())))
+    middle = ranked[len(ranked) // 2][1]
+    facts: list[Piece] = [
+        f"{name} {'longer than the data show' if k is None else k}"
+        for name, k in ranked[:LONGEST_UNITS]
+    ]
+    if middle is not None and len(ranked) > LONGEST_UNITS:
+        facts.append(f"half of the {len(ranked)} units need ≤ {middle}")
+    return facts
 
 
 def _aside(*facts: str) -> str:
