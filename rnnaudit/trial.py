@@ -74,7 +74,14 @@ def first_to_pass(
             progress("verifying" if number == 0 else "verifying a deeper truncation", 0.0)
         forms = export.choose(model, plan.depths, shape, _lengths(found))
         metadata = plan.metadata(settings.eps)
-        graph = export.truncate_graph(model, plan.depths, forms, metadata=metadata)
+        graph = export.truncate_graph(
+            model,
+            plan.depths,
+            forms,
+            opset=shape.opset,
+            guarded=shape.guard,
+            metadata=metadata,
+        )
         export.write(graph, file)
         judged = verify(
             model,
@@ -114,7 +121,7 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
     size: int | None = None
     times: list[float | None] = [None, None]
     if before is not None:
-        size = len(before) if isinstance(before, bytes) else before.stat().st_size
+        size = len(before) if isinstance(before, bytes) else _size(before)
         _, first = _timing_feed(model, runtime.describe(before), steps, seed)
         times = runtime.latency([before, trial.file], [first, feed])
     cut = [r for r in model.recurrences() if r.label in trial.plan.depths]
@@ -124,7 +131,7 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
         truncations=trial.plan.truncations,
         opset=_opset(trial.graph),
         bytes_before=size,
-        bytes_after=trial.file.stat().st_size,
+        bytes_after=_size(trial.file),
         milliseconds_before=times[0],
         milliseconds_after=times[1],
         latency_shape=shape,
@@ -133,6 +140,19 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
         initial_state="; ".join(dict.fromkeys(r.initial.describe() for r in cut)),
         form_reason=_each(trial.forms, lambda form: form.why),
     )
+
+
+def _size(file: Path) -> int:
+    """Return the bytes of an ONNX file and of the files beside it that hold its weights."""
+    import onnx.external_data_helper
+
+    proto = onnx.load(file, load_external_data=False)
+    beside = {
+        onnx.external_data_helper.ExternalDataInfo(tensor).location
+        for tensor in proto.graph.initializer
+        if onnx.external_data_helper.uses_external_data(tensor)
+    }
+    return sum(path.stat().st_size for path in (file, *(file.parent / name for name in beside)))
 
 
 def _opset(graph: ir.Model) -> int:

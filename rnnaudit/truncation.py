@@ -11,7 +11,7 @@ from rnnaudit.errors import UsageError
 from rnnaudit.model import Model
 from rnnaudit.results import Evidence, Truncation
 
-FormName = Literal["window", "chunk", "last"]
+FormName = Literal["window", "chunk", "last", "filter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Form:
         name: ``window``: k layers over the whole sequence, each shifting the state by a step.
             ``chunk``: blocks of steps side by side in the batch, each warmed up by k − 1 steps.
             ``last``: only as many of the last steps as the graph's own use of them needs.
+            ``filter``: one convolution of k taps, for a linear cell.
         block: Steps C that each block of the chunk form gives; 1 in the others.
         keep_ops: Whether chunk and last run the runtime's own LSTM, GRU or RNN operator.
         final: Of how many final steps the last form gives the outputs.
@@ -45,18 +46,22 @@ WINDOW = Form("window")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The form that is wanted of every layer.
+    """How the model is to be written: the form that is wanted of every layer, and the rest.
 
     Attributes:
         form: ``auto`` takes ``last`` where the graph reads final outputs only, else what
             costs least.
         keep_ops: Let chunk and last run the runtime's own recurrent operators.
         steps: Length of the sequences that the model will run on, where it is known.
+        opset: Opset of the written model; without, that of the source.
+        guard: Whether the model tells how much of its depth live inputs use.
     """
 
     form: FormName | Literal["auto"] = "auto"
     keep_ops: bool = False
     steps: int | None = None
+    opset: int | None = None
+    guard: bool = False
 
 
 AUTO = Shape()

@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from rnnaudit.errors import UsageError
-from rnnaudit.export.emit import Emitter
+from rnnaudit.export.emit import OLDEST_OPSET, Emitter
+from rnnaudit.export.guard import gaps, guard
 from rnnaudit.export.layers import write_layer
 from rnnaudit.export.nodes import RecurrentNode
+from rnnaudit.export.sequences import LayerStates, Wanted
 from rnnaudit.model import Layer, Stack
 from rnnaudit.truncation import WINDOW, Form
 
 OPSET = 17
-_IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
+NEWEST_OPSET = 24
 _DTYPES = {
     "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.FLOAT,  # holds the same numbers, and runtimes compute in it
     "float32": ir.DataType.FLOAT,
     "float64": ir.DataType.DOUBLE,
 }
@@ -31,8 +34,8 @@ def build(stack: Stack, *, opset: int = OPSET, dtype: str = "float32") -> ir.Mod
 
     Args:
         stack: What to write.
-        opset: Opset of the graph, 17 to 23.
-        dtype: ``float16``, ``float32`` or ``float64``.
+        opset: Opset of the graph, 11 to 24.
+        dtype: ``float16``, ``bfloat16`` (written as float32), ``float32`` or ``float64``.
 
     Raises:
         UnsupportedModelError: A cell has an option that no ONNX operator has.
@@ -48,6 +51,7 @@ def assemble(
     *,
     opset: int = OPSET,
     dtype: str = "float32",
+    guarded: bool = False,
 ) -> ir.Model:
     """Write stacks side by side; a layer whose directions all have a depth is truncated.
 
@@ -57,18 +61,18 @@ def assemble(
         stacks: What to write.
         depths: Truncation depth by ``Recurrence.label``.
         forms: Form of a layer by the label of its first recurrence; a window where none is named.
-        opset: Opset of the graph, 17 to 23.
-        dtype: ``float16``, ``float32`` or ``float64``.
+        opset: Opset of the graph, 11 to 24.
+        dtype: ``float16``, ``bfloat16`` (written as float32), ``float32`` or ``float64``.
+        guarded: Whether the guard is one more output.
 
     Raises:
         UnsupportedModelError: A layer that stays has an option that no ONNX operator has.
         UsageError: The opset or the type is not one of those above.
     """
-    if opset not in _IR_VERSIONS:
-        raise UsageError(f"opset must be from 17 to {max(_IR_VERSIONS)}, got {opset}")
+    check_opset(opset)
     if dtype not in _DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype}")
-    inputs, outputs = [], []
+    inputs, outputs, layers = [], [], []
     nodes: list[ir.Node] = []
     initializers: list[ir.Value] = []
     for stack in stacks:
@@ -79,7 +83,8 @@ def assemble(
             shape=ir.Shape(["time", "batch", stack.input_size]),
         )
         emit = Emitter(stack.name or "stack", _DTYPES[dtype], opset)
-        y = _stack(emit, stack, x, depths, forms or {})
+        y, truncated = _stack(emit, stack, x, depths, forms or {}, guarded=guarded)
+        layers += truncated
         y.name = f"{prefix}y"
         y.type = ir.TensorType(_DTYPES[dtype])
         y.shape = ir.Shape(["time", "batch", stack.output_size])
@@ -87,6 +92,13 @@ def assemble(
         outputs.append(y)
         nodes += emit.nodes
         initializers += emit.initializers
+    metadata = {}
+    if guarded:
+        emit, value = guard(None, gaps(layers), _DTYPES[dtype], opset)
+        outputs.append(value)
+        nodes += emit.nodes
+        initializers += emit.initializers
+        metadata["rnnaudit.guard"] = value.name or ""
     graph = ir.Graph(
         inputs,
         outputs,
@@ -95,7 +107,25 @@ def assemble(
         opset_imports={"": opset},
         name="rnnaudit",
     )
-    return ir.Model(graph, ir_version=_IR_VERSIONS[opset], producer_name="rnnaudit")
+    version = ir_version(opset)
+    return ir.Model(graph, ir_version=version, producer_name="rnnaudit", metadata_props=metadata)
+
+
+def check_opset(opset: int) -> None:
+    """Refuse an opset in which no form can be written.
+
+    Raises:
+        UsageError: It is below 11, or newer than what is known.
+    """
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        raise UsageError(f"the opset must be from {OLDEST_OPSET} to {NEWEST_OPSET}, got {opset}")
+
+
+def ir_version(opset: int) -> int:
+    """Return the oldest version of ONNX's file format that holds this opset."""
+    import onnx.helper
+
+    return int(onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)]))
 
 
 def _stack(
@@ -104,19 +134,25 @@ def _stack(
     x: ir.Value,
     depths: Mapping[str, int],
     forms: Mapping[str, Form],
-) -> ir.Value:
+    *,
+    guarded: bool,
+) -> tuple[ir.Value, list[LayerStates]]:
+    """Write a stack; return its output [T, N, O] and its truncated layers."""
+    truncated = []
     for index, layer in enumerate(stack.layers):
         with emit.scope(f"layer_{index}"):
             if all(r.label in depths for r in layer.recurrences):
                 form = forms.get(layer.recurrences[0].label, WINDOW)
-                x = write_layer(emit, layer, x, depths, form=form).outputs(emit)
+                wanted = Wanted(guard=guarded)
+                truncated.append(write_layer(emit, layer, x, depths, form=form, wanted=wanted))
+                x = truncated[-1].outputs(emit)
             else:
                 x = _node(emit, layer, x)
     if stack.readout is not None:
         with emit.scope("readout"):
             product = emit.op("MatMul", x, emit.constant(stack.readout.A.mT, "A"), name="product")
             x = emit.op("Add", product, emit.constant(stack.readout.b, "b"), name="y")
-    return x
+    return x, truncated
 
 
 def _node(emit: Emitter, layer: Layer, x: ir.Value) -> ir.Value:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export.costs import Costs
+from rnnaudit.export.filter import MOST_TAPS, linear_map
 from rnnaudit.export.layers import reach
 from rnnaudit.export.nodes import find_node
 from rnnaudit.export.reads import Readers
-from rnnaudit.model import Layer, Model
+from rnnaudit.model import Layer, Model, Recurrence
 from rnnaudit.truncation import AUTO, Form, FormName, Shape
 
 STEPS = 1024
@@ -26,7 +26,8 @@ def choose(
     """Choose the form of every layer whose directions all have a depth.
 
     ``auto`` takes ``last`` where the graph reads only final steps of a layer's outputs, and
-    else the cheaper of ``window`` and ``chunk`` for one sequence of the length that is expected.
+    else what costs least for one sequence of the length that is expected: ``window``, ``chunk``,
+    or for linear cells ``filter``.
 
     Args:
         model: The model as loaded.
@@ -39,12 +40,13 @@ def choose(
 
     Raises:
         UsageError: A window is wanted with recurrent operators.
-        UnsupportedModelError: ``last`` is wanted of a layer whose other outputs are read.
+        UnsupportedModelError: ``last`` is wanted of a layer whose other outputs are read, or
+            ``filter`` of one that is not linear.
     """
     form, keep_ops = shape.form, shape.keep_ops
-    if form == "window" and keep_ops:
+    if form in ("window", "filter") and keep_ops:
         raise UsageError(
-            "recurrent operators are kept in the forms chunk and last, got --form window",
+            f"recurrent operators are kept in the forms chunk and last, got --form {form}",
             help="leave out --keep-ops, or --form",
         )
     forms: dict[str, Form] = {}
@@ -64,9 +66,11 @@ def choose(
                 f"{label}, whose other outputs are read too",
                 help="choose --form chunk",
             )
+        elif form == "filter":
+            forms[label] = _filter(model, layer, depths)
         else:
             steps = shape.steps or (lengths or {}).get(label, STEPS)
-            forms[label] = _cheapest(layer, depths, form, keep_ops=keep_ops, steps=steps)
+            forms[label] = _cheapest(model, layer, depths, shape, steps)
     return {r: forms[r] for layer in layers if (r := layer.recurrences[0].label) in forms}
 
 
@@ -104,27 +108,49 @@ def _last(layer: Layer, depths: Mapping[str, int], final: int, *, keep_ops: bool
     return Form("last", min(block, final), keep_ops, final, why)
 
 
+def _filter(model: Model, layer: Layer, depths: Mapping[str, int]) -> Form:
+    """Return the filter form of a layer of linear cells."""
+    for r in layer.recurrences:
+        if reason := _no_filter(model, r, depths[r.label]):
+            raise UnsupportedModelError(
+                f"the form filter needs a linear cell, got {r.label}, {reason}",
+                help="choose --form auto",
+            )
+    return Form("filter", why="the cell is linear")
+
+
+def _no_filter(model: Model, recurrence: Recurrence, depth: int) -> str:
+    """Say why a recurrence is no convolution of its depth; empty where it is one."""
+    cell = recurrence.cell
+    if linear_map(cell) is None:
+        return "which is not linear"
+    if recurrence.initial.source == "computed":
+        return "whose initial state the graph computes"
+    if model.dtype == "float64":
+        return "in float64, which ONNX Runtime does not convolve"
+    taps = depth * cell.hidden_size * (cell.input_size + 1)
+    return f"whose {depth} taps hold {taps:,} numbers" if taps > MOST_TAPS else ""
+
+
 def _cheapest(
-    layer: Layer,
-    depths: Mapping[str, int],
-    form: FormName | Literal["auto"],
-    *,
-    keep_ops: bool,
-    steps: int,
+    model: Model, layer: Layer, depths: Mapping[str, int], shape: Shape, steps: int
 ) -> Form:
-    """Return the window or the chunk form, whichever is wanted or costs less."""
+    """Return the form that is wanted, or the one that costs least."""
+    form, keep_ops = shape.form, shape.keep_ops
     costs = [Costs(r.cell, depths[r.label], keep_ops) for r in layer.recurrences]
     block = max(costs, key=lambda c: c.depth).best_block(steps)
-    window, chunk = sum(c.window(steps) for c in costs), sum(c.chunk(steps, block) for c in costs)
-    name = form
-    if name == "auto":
-        name = "window" if window <= chunk and not keep_ops else "chunk"
-    assert name != "last"
-    if name == "window":
-        block = 1
-    took, other = (window, chunk) if name == "window" else (chunk, window)
-    than = "chunk" if name == "window" else "window"
+    counted: dict[FormName, float] = {"chunk": sum(c.chunk(steps, block) for c in costs)}
+    if not keep_ops or form == "window":
+        counted["window"] = sum(c.window(steps) for c in costs)
+    if not keep_ops and not any(_no_filter(model, r, depths[r.label]) for r in layer.recurrences):
+        counted["filter"] = sum(c.filter(steps) for c in costs)
+    name: FormName = min(counted, key=counted.__getitem__) if form == "auto" else form
+    others = {other: cost for other, cost in counted.items() if other != name}
+    if not others:
+        return Form(name, block, keep_ops)
+    next_best = min(others, key=others.__getitem__)
+    took, other = counted[name], others[next_best]
     ratio = max(took, other) / min(took, other)
     verdict = "less" if took <= other else "more"
-    why = f"{ratio:.2g}× {verdict} work than a {than}, as counted for {steps} steps"
-    return Form(name, block, keep_ops, why=why)
+    why = f"{ratio:.2g}× {verdict} work than a {next_best}, as counted for {steps} steps"
+    return Form(name, block if name == "chunk" else 1, keep_ops, why=why)

@@ -26,6 +26,8 @@ from rnnaudit.export.sequences import (
     clipped,
     expand,
     final_rows,
+    gap_between,
+    half,
     starts,
     widths_of,
 )
@@ -43,6 +45,7 @@ class Blocks:
         count: B, an int64 vector of one element; None where there is one block.
         source: The sequence.
         reverse: Whether the blocks are anchored at the end of the sequence.
+        full: Whether the sequence fills the first block's warm-up and a step, a boolean [1].
     """
 
     stages: Sequence[tuple[int, ir.Value]]
@@ -51,6 +54,7 @@ class Blocks:
     count: ir.Value | None
     source: Sequences
     reverse: bool
+    full: ir.Value
 
 
 def _filled(emit: Emitter, x: Sequences, total: ir.Value, *, reverse: bool) -> ir.Value:
@@ -65,7 +69,8 @@ def _filled(emit: Emitter, x: Sequences, total: ir.Value, *, reverse: bool) -> i
 def one_block(emit: Emitter, x: Sequences, length: int, *, reverse: bool) -> Blocks:
     """Take a sequence of at most ``length`` steps as one block."""
     filled = _filled(emit, x, emit.integers(length), reverse=reverse)
-    return Blocks([(length, filled)], length, length, None, x, reverse)
+    full = emit.op("Greater", x.steps, emit.integers(length - 1), name="fills_the_block")
+    return Blocks([(length, filled)], length, length, None, x, reverse, full)
 
 
 def blocks(emit: Emitter, x: Sequences, warm_up: int, block: int, *, reverse: bool) -> Blocks:
@@ -103,7 +108,7 @@ def blocks(emit: Emitter, x: Sequences, warm_up: int, block: int, *, reverse: bo
         )
         piece = emit.op("Slice", turned, *bounds, name=f"stage_{q}_columns")
         stages.append((last - first, emit.op("Reshape", piece, shape, name=f"stage_{q}")))
-    return Blocks(stages, w + C, C, B, x, reverse)
+    return Blocks(stages, w + C, C, B, x, reverse, more)
 
 
 def _start_rows(
@@ -134,19 +139,30 @@ def unrolled(
     recurrence: Recurrence,
     cut: Blocks,
     *,
+    depth: int,
     wanted: Wanted,
     given: Start = (),
 ) -> States:
     """Write the blocks step by step, without any recurrent operator."""
     cell: Steps = steps(recurrence.cell, emit)
-    s = _start_rows(emit, recurrence, cut.source, cut.count, given)
+    start = s = _start_rows(emit, recurrence, cut.source, cut.count, given)
     places = [(piece, i) for n, piece in cut.stages for i in range(n)]
     digits = max(2, len(str(len(places))))
     states: list[Rows] = []
+    drives: list[Rows] = []
     for j, (piece, i) in enumerate(reversed(places) if cut.reverse else places, start=1):
         with emit.scope(f"step_{j:0{digits}}"):
-            s = cell.advance(s, cell.drive(emit.op("Gather", piece, emit.index(i), name="x")))
+            drives.append(cell.drive(emit.op("Gather", piece, emit.index(i), name="x")))
+            s = cell.advance(s, drives[-1])
         states.append(s)
+    gap = None
+    if wanted.guard:  # at the first step that a block gives: it sees the fewest inputs
+        first = len(states) - (cut.block if cut.count is not None else 1)
+        s = start
+        for j in range(max(0, first + 1 - half(depth)), first + 1):
+            with emit.scope(f"shallow_{j + 1:0{digits}}"):
+                s = cell.advance(s, drives[j])
+        gap = gap_between(emit, states[first][0], s[0], cut.full)
     if cut.reverse:
         states.reverse()
     needed = {*wanted.parts, *((0,) if wanted.steps else ())}
@@ -158,7 +174,7 @@ def unrolled(
         part: final_rows(emit, rows[part], recurrence, cut.source.batch, f"{'hc'[part]}_last")
         for part in wanted.parts
     }
-    return States(rows.get(0), final)
+    return States(rows.get(0), final, gap)
 
 
 def _in_time(
@@ -217,6 +233,7 @@ def kept_whole(
     node: RecurrentNode,
     x: Sequences,
     *,
+    depth: int,
     wanted: Wanted,
     given: Start = (),
 ) -> States:
@@ -224,13 +241,18 @@ def kept_whole(
     widths = widths_of(recurrence)
     initial = _initial(emit, recurrence, x, None, given)
     outputs = node.run(x.x, initial, outputs=3 if wanted.c else 2)
+    gap = None
+    if wanted.guard:
+        few = clipped(emit, x, half(depth), first=recurrence.reverse, name="nearest")
+        with emit.scope("shallow"):
+            gap = gap_between(emit, outputs[1], node.run(few.x, initial, outputs=2)[1])
     flat = [
         emit.op("Reshape", value, emit.integers(-1, width), name=name)
         for value, width, name in zip(
             outputs, (widths[0], *widths), ("h_rows", "h_last", "c_last"), strict=False
         )
     ]
-    return States(flat[0], {part: flat[1 + part] for part in wanted.parts})
+    return States(flat[0], {part: flat[1 + part] for part in wanted.parts}, gap)
 
 
 def kept(
@@ -247,8 +269,18 @@ def kept(
     H = recurrence.cell.hidden_size
     pieces = [piece for _, piece in cut.stages]
     X = pieces[0] if len(pieces) == 1 else emit.op("Concat", *pieces, name="X", axis=0)
-    (y,) = node.run(X, _initial(emit, recurrence, cut.source, cut.count, given), outputs=1)
+    initial = _initial(emit, recurrence, cut.source, cut.count, given)
+    (y,) = node.run(X, initial, outputs=1)
     C, w = cut.block, cut.length - cut.block
+    gap = None
+    if wanted.guard:  # at the first step that a block gives: it sees the fewest inputs
+        at = C - 1 if cut.reverse else w
+        few = (at, at + half(depth)) if cut.reverse else (at + 1 - half(depth), at + 1)
+        with emit.scope("shallow"):
+            nearest = emit.slice(X, *(emit.integers(i) for i in few), name="X")
+            end = node.run(nearest, initial, outputs=2)[1]
+        same = emit.slice(y, emit.integers(at), emit.integers(at + 1), name="y_first")
+        gap = gap_between(emit, same, end, cut.full)
     # y [L, 1, B·N, H]: the C steps that every block gives, by block; then the edge.
     inner, outer = ((0, C), (C, INT64_MAX)) if cut.reverse else ((w, INT64_MAX), (0, w))
     body = emit.slice(y, *(emit.integers(i) for i in inner), name="y_given")
@@ -274,8 +306,9 @@ def kept(
         x = clipped(emit, cut.source, depth, first=recurrence.reverse, name="near")
         with emit.scope("near"):
             wanted = Wanted(steps=False, c=True)
-            final[1] = kept_whole(emit, recurrence, node, x, wanted=wanted, given=given).final[1]
-    return States(rows, final)
+            whole = kept_whole(emit, recurrence, node, x, depth=depth, wanted=wanted, given=given)
+        final[1] = whole.final[1]
+    return States(rows, final, gap)
 
 
 def _initial(

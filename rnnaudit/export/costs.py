@@ -4,10 +4,12 @@ With w = k − 1 steps of warm-up, T steps and N sequences:
 
     window    k (ν + T·N·r) + w σ + T·N·d
     chunk     (w + C) (ν + (B·N + 4) (r + d)) + β,    B = ⌈(T − w)/C⌉ blocks
+    filter    T·N·k·d′ + φ
 
 where ν is the price of a step's nodes and σ that of a shift's, d and r those of a row's
 product with x and of its product with h and its functions, β that of the nodes that cut
-time into blocks; reading the weights costs as much as four more rows. The last form is a
+time into blocks, φ that of those around a convolution and d′ that of one tap; reading the
+weights costs as much as four more rows. The last form is a
 chunk of few steps. The constants are those of ONNX Runtime on one core with AVX-512; they
 need to be right only in proportion, as the smallest cost in C is wide.
 """
@@ -44,6 +46,7 @@ _GATES = {"elman": 1, "gru": 3, "lstm": 4}
 _NODES = {"elman": 5, "gru": 14, "lstm": 14}
 _SHIFTS = {"elman": 2, "gru": 2, "lstm": 4}
 _BLOCKS = 30  # nodes that cut time into blocks and put it together again
+_FILTER = 6  # nodes around a convolution
 _OPERATOR = 3.0  # microseconds of a step inside the runtime's own operator
 
 
@@ -69,6 +72,11 @@ class Costs:
         nodes = _OPERATOR if self.keep_ops else NODE * _NODES[self.cell.kind]
         step = nodes + (rows + WEIGHTS) * (self._recurrent(rows) + self._drive())
         return _BLOCKS * NODE + (warm_up + block) * step
+
+    def filter(self, steps: int, batch: int = 1) -> float:
+        """Return the cost of a linear cell's convolution."""
+        products = 2 * self.depth * (self.cell.input_size + 1) * self.cell.hidden_size
+        return _FILTER * NODE + PRODUCT * steps * batch * products
 
     def best_block(self, steps: int, batch: int = 1) -> int:
         """Return the C that costs least, among powers of two and their halfway points."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -12,18 +11,20 @@ import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError, UsageError
 
-_LARGEST = 2**31 - 1  # bytes in one protobuf message
+LARGEST = 2**31 - 2**20
+"""Bytes of weights that go into one protobuf message, which holds less than 2 GiB."""
 
 
-def write(model: ir.Model, path: str | Path) -> None:
+def write(model: ir.Model, path: str | Path, *, largest: int = LARGEST) -> None:
     """Check a model and put it at ``path`` in one step; on failure nothing is left behind.
+
+    Weights of more than ``largest`` bytes go into ``path.data`` beside it.
 
     Raises:
         UsageError: The folder does not exist or cannot be written to.
-        UnsupportedModelError: The model does not fit into one file of 2 GiB, or is not valid.
+        UnsupportedModelError: The model is not valid.
     """
     path = Path(path)
-    data = serialize(model)
     folder = path.parent
     if not folder.is_dir():
         raise UsageError(
@@ -36,28 +37,37 @@ def write(model: ir.Model, path: str | Path) -> None:
         raise UsageError(
             f"the output must be a file, got {what} {path}", help="name a file", id="RA003"
         )
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        if isinstance(error, OSError):
-            raise UsageError(
-                f"the output must be writable, got {path}: {error.strerror}",
-                help="choose another place",
-                id="RA003",
-            ) from error
-        raise
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as made:
+            _write_into(Path(made), path.name, model, largest)
+            # The weights first: a model must never stand there without them.
+            for file in sorted(Path(made).iterdir(), key=lambda file: file.name == path.name):
+                file.replace(folder / file.name)
+    except OSError as error:
+        raise UsageError(
+            f"the output must be writable, got {path}: {error.strerror}",
+            help="choose another place",
+            id="RA003",
+        ) from error
+
+
+def _write_into(folder: Path, name: str, model: ir.Model, largest: int) -> None:
+    """Write and check the model ``name``, and its weights where they are too large for it."""
+    file = folder / name
+    if weight(model) <= largest:
+        file.write_bytes(serialize(model))
+    else:
+        apart = ir.external_data.unload_from_model(model.clone(), folder, f"{name}.data")
+        file.write_bytes(ir.to_proto(apart).SerializeToString())
+        _check(str(file))
+    for each in folder.iterdir():
+        with each.open("rb") as written:
+            os.fsync(written.fileno())
+
+
+def weight(model: ir.Model) -> int:
+    """Return the bytes of a model's initializers."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
 
 
 def serialize(model: ir.Model) -> bytes:
@@ -66,20 +76,24 @@ def serialize(model: ir.Model) -> bytes:
     Raises:
         UnsupportedModelError: The model does not fit into 2 GiB, or is not valid ONNX.
     """
-    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
-    if size > _LARGEST:
+    size = weight(model)
+    if size > LARGEST:
         raise UnsupportedModelError(
-            f"the weights must fit into one file of 2 GiB, got {size / 2**30:.1f} GiB",
-            help="truncate a part of the model",
+            f"the weights must fit into one message of 2 GiB, got {size / 2**30:.1f} GiB",
+            help="write the model to a file",
         )
     # Initializers stored beside the source would be lost when the file goes elsewhere.
     ir.external_data.load_to_model(model)
     proto = ir.to_proto(model)
+    _check(proto)
+    return bytes(proto.SerializeToString())
+
+
+def _check(model: str | onnx.ModelProto) -> None:
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise UnsupportedModelError(
             f"the model to write must pass onnx.checker, got: {error}",
             help="check the source with onnx.checker; where it passes, please report this",
         ) from error
-    return bytes(proto.SerializeToString())

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from rnnaudit.export.chunk import blocks, kept, kept_whole, one_block, unrolled
 from rnnaudit.export.emit import Emitter
+from rnnaudit.export.filter import filtered
 from rnnaudit.export.nodes import RecurrentNode
 from rnnaudit.export.sequences import (
     STEPS,
@@ -89,6 +90,8 @@ class _Direction:
     steps: int
 
     def write(self, emit: Emitter, x: Sequences) -> States:
+        if self.form.name == "filter":
+            return filtered(emit, self.recurrence, x, self.depth, wanted=self.wanted)
         if self.form.name == "window":
             return window(
                 emit, self.recurrence, x, self.depth, wanted=self.wanted, given=self.given
@@ -98,14 +101,29 @@ class _Direction:
         if self.form.name == "last" and not self.wanted.steps:
             x = clipped(emit, x, self.depth, first=reverse, name="near")
         if self.form.name == "last" and node is not None:
-            return kept_whole(emit, self.recurrence, node, x, wanted=self.wanted, given=self.given)
+            return kept_whole(
+                emit,
+                self.recurrence,
+                node,
+                x,
+                depth=self.depth,
+                wanted=self.wanted,
+                given=self.given,
+            )
         cut = (
             one_block(emit, x, self.steps, reverse=reverse)
             if self.form.name == "last" and self.form.block == self.form.final
             else blocks(emit, x, self.depth - 1, self.form.block, reverse=reverse)
         )
         if node is None:
-            return unrolled(emit, self.recurrence, cut, wanted=self.wanted, given=self.given)
+            return unrolled(
+                emit,
+                self.recurrence,
+                cut,
+                depth=self.depth,
+                wanted=self.wanted,
+                given=self.given,
+            )
         return kept(
             emit,
             self.recurrence,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+import torch
 
 from rnnaudit.export.emit import INT64_MAX, Emitter
 from rnnaudit.model import Layer, Recurrence
@@ -70,11 +71,15 @@ def starts(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which outputs of a layer are read: those after every step, the final h, the final c."""
+    """Which outputs of a layer are read: those after every step, the final h, the final c.
+
+    ``guard`` asks for the distance between the results at depth k and at depth ⌈k/2⌉.
+    """
 
     steps: bool = True
     h: bool = False
     c: bool = False
+    guard: bool = False
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -92,10 +97,36 @@ class States:
     Attributes:
         rows: h after every step as rows [T·N, H] in the order of time.
         final: Part 0 (h) or 1 (c) after the direction's last step, [N, width].
+        gap: How far h at depth k is from h at depth ⌈k/2⌉, [1].
     """
 
     rows: ir.Value | None
     final: dict[int, ir.Value]
+    gap: ir.Value | None = None
+
+
+def half(depth: int) -> int:
+    """Return the depth ⌈k/2⌉ that a guard compares with."""
+    return -(-depth // 2)
+
+
+def largest(emit: Emitter, difference: ir.Value, name: str = "gap") -> ir.Value:
+    """Write the largest |difference| as a vector of one element; 0 where there are no elements."""
+    size = emit.op("Abs", difference, name=f"{name}_sizes")
+    flat = emit.op("Reshape", size, emit.integers(-1), name=f"{name}_flat")
+    zero = emit.constant(torch.zeros(1), f"{name}_zero")
+    padded = emit.op("Concat", flat, zero, name=f"{name}_or_zero", axis=0)
+    return emit.op("ReduceMax", padded, name=name, keepdims=1)
+
+
+def gap_between(
+    emit: Emitter, deep: ir.Value, shallow: ir.Value, valid: ir.Value | None = None
+) -> ir.Value:
+    """Write how far two results are apart, [1]; 0 where ``valid`` [1] is false."""
+    gap = largest(emit, emit.op("Sub", deep, shallow, name="gap_difference"))
+    if valid is None:
+        return gap
+    return emit.op("Where", valid, gap, emit.constant(torch.zeros(1), "no_gap"), name="gap_valid")
 
 
 def final_rows(

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError, UsageError
-from rnnaudit.export.build import assemble
+from rnnaudit.export.build import OPSET, assemble, check_opset, ir_version
 from rnnaudit.export.emit import OLDEST_OPSET, Emitter
+from rnnaudit.export.guard import gaps, guard
 from rnnaudit.export.layers import write_layer
 from rnnaudit.export.nodes import find_node
 from rnnaudit.export.reads import Readers
@@ -23,6 +24,8 @@ def truncate_graph(
     depths: Mapping[str, int],
     forms: Mapping[str, Form] | None = None,
     *,
+    opset: int | None = None,
+    guarded: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> ir.Model:
     """Return the model's graph with each chosen layer truncated; the source is not touched.
@@ -35,25 +38,46 @@ def truncate_graph(
         model: The model as loaded.
         depths: Truncation depth, at least 1, by ``Recurrence.label``.
         forms: Form of a layer by the label of its first recurrence; a window where none is named.
+        opset: Opset of the result; without, that of the graph, raised where the forms need it.
+        guarded: Whether one more output tells how far the results at depth k are from those
+            at depth ⌈k/2⌉, over all units, steps and sequences of this run.
         metadata: What to store beside version, depths and source hash; keys get the prefix
             ``rnnaudit.``.
 
     Raises:
-        UsageError: A depth is below 1 or names no recurrence of the model.
+        UsageError: A depth is below 1 or names no recurrence of the model, or the opset is not
+            one that the forms are written in.
         UnsupportedModelError: A chosen layer reads sequence lengths, or its initial state is a
-            graph input that is used elsewhere too.
+            graph input that is used elsewhere too, or the graph has no such opset.
     """
     forms = forms or {}
     layers = [layer for stack in model.stacks for layer in stack.layers]
     _check_depths(layers, depths)
     chosen = [layer for layer in layers if all(r.label in depths for r in layer.recurrences)]
     if model.graph is None:
-        result = assemble(model.stacks, depths, forms, dtype=model.dtype)
+        result = assemble(
+            model.stacks,
+            depths,
+            forms,
+            opset=opset or OPSET,
+            dtype=model.dtype,
+            guarded=guarded,
+        )
     else:
-        result = _raised(model.graph.clone())
-        for layer in chosen:
-            _replace(result, layer, depths, forms.get(layer.recurrences[0].label, WINDOW))
+        result = _converted(model.graph.clone(), opset)
+        replaced = [
+            _replace(
+                result,
+                layer,
+                depths,
+                forms.get(layer.recurrences[0].label, WINDOW),
+                guarded=guarded,
+            )
+            for layer in chosen
+        ]
         _drop_states(result.graph, chosen)
+        if guarded:
+            _add_guard(result, replaced)
     written = [
         (r, forms.get(layer.recurrences[0].label, WINDOW))
         for layer in chosen
@@ -94,26 +118,51 @@ def _opset(graph: ir.Graph) -> int:
     return imports.get("", imports.get("ai.onnx", OLDEST_OPSET))
 
 
-def _raised(model: ir.Model) -> ir.Model:
-    """Return the model in an opset whose operators the window is written in."""
+def _converted(model: ir.Model, wanted: int | None) -> ir.Model:
+    """Return the model in the opset that is wanted, or in one that the forms are written in."""
     opset = _opset(model.graph)
+    if wanted is not None:
+        check_opset(wanted)
+    target = wanted or (opset if opset >= OLDEST_OPSET else OPSET)
     model.ir_version = max(model.ir_version, 4)  # initializers that are no inputs
-    if opset >= OLDEST_OPSET:
+    if opset == target:
         return model
-    model.ir_version = max(model.ir_version, 8)  # the first with opset 17
+    model.ir_version = max(model.ir_version, ir_version(target))
     import onnx.version_converter
 
+    ir.external_data.load_to_model(model)
     try:
-        return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), 17))
+        converted = onnx.version_converter.convert_version(ir.to_proto(model), target)
+        return ir.from_proto(converted)
     except Exception as error:
         raise UnsupportedModelError(
-            f"the opset must be at least {OLDEST_OPSET}, got {opset}, and onnx cannot raise it: "
-            f"{error}",
-            help="export the model again with a newer opset",
+            f"the opset must be at least {OLDEST_OPSET}, got {opset}, and onnx cannot make it "
+            f"{target}: {error}",
+            help="export the model again with the opset that is wanted",
         ) from error
 
 
-def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int], form: Form) -> None:
+def _add_guard(model: ir.Model, layers: Sequence[LayerStates]) -> None:
+    """Give the graph one more output, the largest gap of the layers at its top."""
+    graph = model.graph
+    found = [gap for gap in gaps(layers) if _owner(gap) is graph]
+    dtype = next((gap.dtype for gap in found if gap.dtype is not None), ir.DataType.FLOAT)
+    emit, value = guard(graph, found, dtype, _opset(graph))
+    graph.extend(emit.nodes)
+    for constant in emit.initializers:
+        graph.register_initializer(constant)
+    graph.outputs.append(value)
+    model.metadata_props["rnnaudit.guard"] = value.name or ""
+
+
+def _owner(value: ir.Value) -> ir.Graph | ir.Function | None:
+    producer = value.producer()
+    return value.graph if producer is None else producer.graph
+
+
+def _replace(
+    model: ir.Model, layer: Layer, depths: Mapping[str, int], form: Form, *, guarded: bool
+) -> LayerStates:
     """Put a truncated form where the layer's node was, under the names of the node's outputs."""
     site = layer.site
     assert site is not None
@@ -126,7 +175,8 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int], form: For
     emit = Emitter(_fresh(model.graph, site.node), _dtype(node), _opset(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
     read = [_used(value) for value in node.outputs]
-    wanted = Wanted(*read, *(False,) * (3 - len(read)))
+    steps, h, c = (*read, False, False)[:3]
+    wanted = Wanted(steps, h, c, guard=guarded)
     given = _computed(emit, node, layer, site.layout)
     states = write_layer(emit, layer, inner, depths, form=form, wanted=wanted, given=given)
     written = [
@@ -141,6 +191,10 @@ def _replace(model: ir.Model, layer: Layer, depths: Mapping[str, int], form: For
         if new is not None:
             _take_over(old, new)
     _remove(node)
+    for state in states.states:
+        if state.gap is not None:
+            state.gap.type = ir.TensorType(emit.dtype)
+    return states
 
 
 def _computed(emit: Emitter, node: ir.Node, layer: Layer, layout: int) -> list[Start]:

@@ -11,7 +11,17 @@ import onnx_ir as ir
 
 from rnnaudit.export.emit import INT64_MAX, Emitter
 from rnnaudit.export.interface import Rows, Steps, steps
-from rnnaudit.export.sequences import Sequences, Start, States, Wanted, expand, final_rows, starts
+from rnnaudit.export.sequences import (
+    Sequences,
+    Start,
+    States,
+    Wanted,
+    expand,
+    final_rows,
+    gap_between,
+    half,
+    starts,
+)
 from rnnaudit.model import Recurrence
 
 
@@ -75,6 +85,7 @@ def window(
     digits = max(2, len(str(depth)))
     with emit.scope(f"step_{1:0{digits}}"):
         s: Rows = cell.advance(tuple(states), z)
+    shallow = s[0]
     for j in range(2, depth + 1):
         with emit.scope(f"step_{j:0{digits}}"):
             before = tuple(
@@ -82,8 +93,10 @@ def window(
                 for part, start in zip(s, before_first, strict=True)
             )
             s = cell.advance(before, z)
+        if j == half(depth):
+            shallow = s[0]
     final = {
         part: final_rows(emit, s[part], recurrence, x.batch, f"{'hc'[part]}_last")
         for part in wanted.parts
     }
-    return States(s[0], final)
+    return States(s[0], final, gap_between(emit, s[0], shallow) if wanted.guard else None)
