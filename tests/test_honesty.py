@@ -236,3 +236,21 @@ def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(t
     assert (ids.count("RA210"), ids.count("RA205")) == (2, 0)
     reasons = [f.message for f in report.findings if f.id == "RA210"]
     assert all(r.startswith("it sits in a branch of the graph, so ") for r in reasons)
+
+
+def test_a_model_whose_every_recurrence_is_skipped_is_audited_and_says_so(tmp_path):
+    node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=1, clip=-1.0, name="rnn")
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [value("x", ["T", 1, 1])],
+        [value("y", ["T", 1, 1, 1])],
+        [weight("w", [[[1.0]]]), weight("r", [[[0.5]]])],
+    )
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    report = api.audit(tmp_path / "model.onnx")
+    assert report.verdict == "undecided"
+    assert report.recurrences == ()
+    assert report.data == "no sequences: nothing could be measured"
+    (skipped,) = report.skipped
+    assert "clip must be a positive number, got -1" in skipped.reason
