@@ -80,6 +80,7 @@ def audit(
     """
     settings = Settings(
         eps=eps,
+    pictures: bool = False,
         norm=norm,
         confidence=confidence,
         seed=seed,
@@ -100,6 +101,7 @@ def truncate(
     depth: int | None = None,
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
+        pictures: Also compute what only the charts of an HTML report show.
     data: Sequences | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,
@@ -113,6 +115,7 @@ def truncate(
 ) -> Report:
     """Write the feed-forward ONNX model that replaces the recurrence, and verify it.
 
+        pictures=pictures,
     The depth rests on the strongest evidence that gives one within ``max_depth``: a proof,
     your data, synthetic inputs. A measured depth is taken at ε/2, so that inputs a little
     worse than those measured still keep ε; where verification on fresh inputs fails all

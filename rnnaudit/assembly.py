@@ -165,6 +165,7 @@ def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
         initial_state=recurrence.initial.describe(),
         spectrum=each.spectrum,
         unit_memory=each.unit_memory(settings.eps),
+        pictures=each.pictures,
     )
 
 

@@ -20,7 +20,7 @@ from rnnaudit.certificates import (
 )
 from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
-from rnnaudit.estimators import Refutation, lambda_below, norm_curve, refute, spectrum
+from rnnaudit.estimators import Refutation, lambda_below, norm_curve, pictures, refute, spectrum
 from rnnaudit.evidence import measured_depth
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
@@ -34,6 +34,7 @@ from rnnaudit.results import (
     NoProof,
     Norm,
     NormCurve,
+    Pictures,
     UnitMemory,
 )
 from rnnaudit.threads import few_threads
@@ -82,6 +83,7 @@ class Settings:
     seed: int = 0
     time_budget: float | None = None
     input_range: tuple[float, float] | None = None
+    pictures: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, whatever the model."""
@@ -119,6 +121,7 @@ class Examined:
     spectrum: LyapunovSpectrum
     spectral_norm: float | None
     refutation: Refutation | None
+    pictures: Pictures | None
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε."""
@@ -261,6 +264,9 @@ def _examined(
                 spectrum=_spectrum(recurrence, longest, settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
                 refutation=_refuted_alone(recurrence, domain, longest, settings, work),
+                pictures=pictures(recurrence, longest, seed=settings.seed)
+                if settings.pictures
+                else None,
             )
         inputs = _Inputs(seen.stacks[i], owners)
         stacks.append(

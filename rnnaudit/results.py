@@ -114,6 +114,34 @@ class UnitMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Eigenvalues:
+    """Eigenvalues (real, imaginary) of ∂s'/∂s at ``states`` states that the inputs reach."""
+
+    values: tuple[tuple[float, float], ...]
+    states: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateSeries:
+    """A gate's activations at steps 1, 2, … of one sequence: quantiles over its units."""
+
+    name: str
+    p5: tuple[float, ...]
+    p25: tuple[float, ...]
+    p50: tuple[float, ...]
+    p75: tuple[float, ...]
+    p95: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What is computed for charts only; None or empty where there is nothing to draw."""
+
+    eigenvalues: Eigenvalues | None
+    gates: tuple[GateSeries, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredDepth:
     """Truncation depth on data: ``k``, or ``longer_than`` where the data end first.
 
@@ -192,6 +220,7 @@ class RecurrenceReport:
     skipped: tuple[Skipped, ...] = ()
     spectrum: LyapunovSpectrum | None = None
     unit_memory: UnitMemory | None = None
+    pictures: Pictures | None = None
 
     @property
     def label(self) -> str:

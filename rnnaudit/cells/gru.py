@@ -7,13 +7,14 @@ reset before δh' = z δh + (h − n) z' U_z δh + (1 − z) n' U_n (h r' U_r δ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rnnaudit.cells.activations import clipped_complement, clipped_slope, clipped_value
-from rnnaudit.cells.interface import drive, linearize, next_state
+from rnnaudit.cells.interface import drive, gate_values, linearize, next_state
 from rnnaudit.model import GRUCell
 
 
@@ -53,6 +54,12 @@ def _gates(cell: GRUCell, s: Tensor, drive_: Tensor) -> _Gates:
 @drive.register(GRUCell)
 def _(cell: GRUCell, x: Tensor) -> Tensor:
     return x @ cell.W.mT + cell.b_input
+
+
+@gate_values.register(GRUCell)
+def _(cell: GRUCell, s: Tensor, z: Tensor) -> Mapping[str, Tensor]:
+    gates = _gates(cell, s, z)
+    return {"update z": gates.z, "reset r": gates.r}
 
 
 @next_state.register(GRUCell)

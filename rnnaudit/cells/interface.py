@@ -7,6 +7,7 @@ sequence; ``advance`` then takes one step from it. Leading axes are batch axes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import singledispatch
 from typing import Protocol
 
@@ -54,6 +55,15 @@ def next_state(cell: Cell, s: Tensor, z: Tensor) -> Tensor:
 def linearize(cell: Cell, s: Tensor, z: Tensor) -> Linearization:
     """Differentiate ``advance`` by the state at s [..., S] under the input drive z."""
     raise NotImplementedError(type(cell).__name__)
+
+
+@singledispatch
+def gate_values(cell: Cell, s: Tensor, z: Tensor) -> Mapping[str, Tensor]:
+    """Return what each gate lets through [..., H], by name, in a step from s under the drive z.
+
+    A gate at 1 passes all; a cell without gates has none.
+    """
+    return {}
 
 
 def advance(cell: Cell, s: Tensor, z: Tensor) -> Tensor:

@@ -8,13 +8,14 @@ O = tanh(c') o', B = o tanh'(c') + O p_o.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rnnaudit.cells.activations import clipped_complement, clipped_slope, clipped_value
-from rnnaudit.cells.interface import drive, linearize, next_state
+from rnnaudit.cells.interface import drive, gate_values, linearize, next_state
 from rnnaudit.model import LSTMCell
 
 
@@ -60,6 +61,12 @@ def _squash_clip(cell: LSTMCell) -> float | None:
 @drive.register(LSTMCell)
 def _(cell: LSTMCell, x: Tensor) -> Tensor:
     return x @ cell.W.mT + cell.b
+
+
+@gate_values.register(LSTMCell)
+def _(cell: LSTMCell, s: Tensor, z: Tensor) -> Mapping[str, Tensor]:
+    gates = _gates(cell, s, z)
+    return {"forget f": gates.f, "input i": gates.i, "output o": gates.o}
 
 
 @next_state.register(LSTMCell)

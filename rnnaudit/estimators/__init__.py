@@ -2,6 +2,7 @@
 
 from rnnaudit.estimators.adversary import Refutation, Witness, refute
 from rnnaudit.estimators.lyapunov import lyapunov, spectrum
+from rnnaudit.estimators.pictures import pictures
 from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
 from rnnaudit.estimators.probes import synthetic
 from rnnaudit.estimators.products import norm_curve
@@ -14,6 +15,7 @@ __all__ = [
     "lyapunov",
     "norm_below",
     "norm_curve",
+    "pictures",
     "refute",
     "sample",
     "spectral_norms",

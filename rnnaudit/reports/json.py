@@ -151,3 +151,4 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value
+        **({"pictures": asdict(recurrence.pictures)} if recurrence.pictures else {}),

@@ -117,6 +117,17 @@ def longer(measured: MeasuredDepth, cut: bool) -> str:
 
 def cut_short(report: Report, label: str | None = None) -> bool:
     """Whether the time budget ended a measurement early: of one recurrence, or of any."""
+def brief(measured: MeasuredDepth | None) -> str:
+    """Say a measured depth in a word, for a table: ``31``, ``> 128``, ``?`` if unknown."""
+    if measured is None:
+        return "—"
+    if measured.k is not None:
+        return str(measured.k)
+    if measured.longer_than == 0:
+        return "?"
+    return "longer" if measured.longer_than is None else f"> {measured.longer_than}"
+
+
     return any(f.id == CUT and label in (None, f.where) for f in report.findings)
 
 
