@@ -13,7 +13,8 @@ from torch import Tensor
 from rnnaudit.certificates import elman, gated  # noqa: F401  (registers the kinds)
 from rnnaudit.certificates.checker import Checked, Claim, check
 from rnnaudit.certificates.checker_intervals import CertificateError
-from rnnaudit.certificates.document import document
+from rnnaudit.certificates.checker_stack import CheckedStack, check_file
+from rnnaudit.certificates.document import document, stack_document
 from rnnaudit.certificates.interface import (
     Certificate,
     CertificateSet,
@@ -32,6 +33,7 @@ __all__ = [
     "CertificateError",
     "CertificateSet",
     "Checked",
+    "CheckedStack",
     "Claim",
     "Domain",
     "Norm",
@@ -39,7 +41,9 @@ __all__ = [
     "certify",
     "certify_stack",
     "check",
+    "check_file",
     "document",
+    "stack_document",
 ]
 
 

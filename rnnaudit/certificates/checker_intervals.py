@@ -187,3 +187,13 @@ def above(A: Array, v: Array) -> Array:
     reached = (A != 0).astype(float) @ (v != 0).astype(float) > 0
     bound: Array = np.where(reached, product * (1 + 2 * growth(A.shape[1] + 2)) + TINY, 0.0)
     return bound
+
+
+def length_above(e: Array, norm: str) -> float:
+    """Bound the norm (``max`` or ``2``) of any vector within e, which has no negative entry."""
+    if not len(e):
+        return 0.0
+    if norm == "max":
+        return float(e.max())
+    # A square below the smallest float is lost.
+    return float(np.sqrt((e * e).sum() * (1 + growth(len(e) + 4)) + TINY)) * (1 + 4 * UNIT)

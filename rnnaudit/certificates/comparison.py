@@ -75,11 +75,6 @@ class ComparisonCertificate:
             advance, self.box, self.weights, rate=self.rate, output=output, eps=eps
         )
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether M alone bounds one step, unit by unit."""
-        return self.norm != OF_NORMS and self.mixing is None
-
     def _of_h(self, e: Tensor) -> Tensor:
         """Return the bounds [H] of the output's units."""
         return e[:1].expand(self.outputs) if self.norm == OF_NORMS else e[: self.outputs]

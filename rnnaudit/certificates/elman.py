@@ -240,11 +240,11 @@ class _Facts:
             tuple(members),
             self.box,
             self.cell.hidden_size,
+            # The loop's matrix has wᵀTw where this one has 2wᵀTw.
+            Form(sector, 2.0),
             LastStep(self.cell.W, sector.size, zeroable),
             self.anywhere and zeroable,
             norm,
-            # The loop's matrix has wᵀTw where this one has 2wᵀTw.
-            Form(sector, 2.0),
         )
 
 

@@ -285,7 +285,7 @@ def _circle(facts: Facts, search: Search) -> None:
             tuple(members),
             facts.box,
             facts.cell.hidden_size,
-            form=Form(sector),
+            Form(sector),
         )
     )
 

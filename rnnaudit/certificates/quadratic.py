@@ -78,10 +78,10 @@ class QuadraticCertificate:
     members: tuple[Metric, ...]
     box: Tensor
     outputs: int
+    form: Form
     last: LastStep | None = None
     anywhere: bool = False
     norm: str = "weighted 2-norm"
-    form: Form | None = None
 
     @property
     def bound(self) -> UpperBound:
@@ -97,26 +97,18 @@ class QuadraticCertificate:
         radius: float | None = None,
     ) -> int | None:
         """Return the smallest proved depth; see ``Certificate.depth``."""
-        depths = [self._depth(m, eps, readout, norm, radius) for m in self.members]
+        depths = [self.depth_of(m, eps, readout, norm, radius) for m in self.members]
         return min((k for k in depths if k is not None), default=None)
 
-    def member(self, eps: float) -> Metric:
-        """Return the member that proves the smallest depth of h for ε."""
-
-        def rank(member: Metric) -> tuple[float, float]:
-            k = self._depth(member, eps, None, "max", None)
-            return (math.inf if k is None else k), member.rate
-
-        return min(self.members, key=rank)
-
-    def _depth(
+    def depth_of(
         self,
         member: Metric,
         eps: float,
-        readout: Readout | None,
-        norm: Norm,
-        radius: float | None,
+        readout: Readout | None = None,
+        norm: Norm = "max",
+        radius: float | None = None,
     ) -> int | None:
+        """Return the smallest depth that one member proves."""
         first, later = _reach(self, member, readout, norm)
         if radius is None:
             first = min(up(first * member.radius, 2), _from_box(self, readout, norm))
@@ -185,12 +177,12 @@ def _reach(
         rows = torch.minimum(rows, _sum_above(through))
         if last.zeroable and readout is not None:
             with few_threads(len(P)):
-                larger = _enlarged(P, A)
+                larger = enlarged(P, A)
             rows = torch.minimum(rows, _root(inverse_forms_above(P, larger)))
     return first, float(rows.max())
 
 
-def _enlarged(P: Tensor, A: Tensor, steps: int = 300) -> Tensor:
+def enlarged(P: Tensor, A: Tensor, steps: int = 300) -> Tensor:
     """Search for v with a small vᵀP⁻¹v that reads no less than a row u of A where u reads.
 
     With slopes zeroed in the last step wherever u_i δ_i would be negative or u_i is 0,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from rnnaudit.certificates.interface import (
     Gauge,
     Norm,
 )
-from rnnaudit.certificates.intervals import times_above
+from rnnaudit.certificates.intervals import Interval, loosened, times_above
 from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.norms import up
 
@@ -42,11 +42,13 @@ class StackCertificate:
         stack: Its layers and readout.
         recurrences: Proofs by ``Recurrence.label``, each over what its layer can read.
         reason: Why no depth of the stack's output follows; empty where one can.
+        domains: What each recurrence reads, by its label.
     """
 
     stack: Stack
     recurrences: Mapping[str, CertificateSet]
     reason: str = ""
+    domains: Mapping[str, Domain] = field(default_factory=dict)
 
     def depth(self, eps: float, norm: Norm = "max") -> int | None:
         """Return a depth that keeps the output to ε, together with every larger one.
@@ -100,7 +102,7 @@ class StackCertificate:
         depths, first = {}, 0
         for recurrence in directions:
             width = recurrence.cell.hidden_size
-            readout = _columns(self.stack.readout, first, first + width)
+            readout = columns(self.stack.readout, first, first + width)
             k = self.recurrences[recurrence.label].depth(share, readout, norm)
             if k is None:
                 return None
@@ -144,12 +146,29 @@ class StackCertificate:
     def _together(self, eps: float, norm: Norm) -> int | None:
         """Return the depth with all layers restarted together, by the best of a few gauges."""
         proofs = [self.recurrences[layer.recurrences[0].label] for layer in self.stack.layers]
-        best: int | None = None
-        for place in range(max(len(p.gauges) for p in proofs)):
-            gauges = [p.gauges[min(place, len(p.gauges) - 1)] for p in proofs]
-            k = _cascade(proofs, gauges, self.stack.readout, eps, norm)
-            best = k if best is None else best if k is None else min(best, k)
-        return best
+        depths = [
+            _cascade(proofs, gauges, self.stack.readout, eps, norm) for gauges in _families(proofs)
+        ]
+        return min((k for k in depths if k is not None), default=None)
+
+
+def cascades(
+    proofs: Sequence[CertificateSet], readout: Readout | None, eps: float, norm: Norm
+) -> list[int]:
+    """Return the places of gauges of layers that restart together, smallest depth first."""
+
+    def rank(entry: tuple[int, list[Gauge]]) -> float:
+        k = _cascade(proofs, entry[1], readout, eps, norm)
+        return math.inf if k is None else k
+
+    return [place for place, _ in sorted(enumerate(_families(proofs)), key=rank)]
+
+
+def _families(proofs: Sequence[CertificateSet]) -> list[list[Gauge]]:
+    """Return one gauge for each layer: the first of all, the second of all, and so on."""
+    all_gauges = [p.gauges for p in proofs]
+    longest = max(len(g) for g in all_gauges)
+    return [[g[min(place, len(g) - 1)] for g in all_gauges] for place in range(longest)]
 
 
 def _cascade(
@@ -215,7 +234,7 @@ def _field(stack: Stack, depths: Mapping[str, int]) -> int:
     return sum(max(depths[r.label] for r in layer.recurrences) for layer in stack.layers)
 
 
-def _columns(readout: Readout | None, first: int, end: int) -> Readout | None:
+def columns(readout: Readout | None, first: int, end: int) -> Readout | None:
     """Return the part of a readout that reads these units."""
     if readout is None:
         return None
@@ -225,16 +244,18 @@ def _columns(readout: Readout | None, first: int, end: int) -> Readout | None:
 def compose(stack: Stack, domain: Domain, certify: Certify) -> StackCertificate:
     """Prove every recurrence over what its layer can read, and join the proofs."""
     proofs: dict[str, CertificateSet] = {}
+    domains: dict[str, Domain] = {}
     reason = ""
     for layer in stack.layers:
         for recurrence in layer.recurrences:
+            domains[recurrence.label] = domain
             found = proofs[recurrence.label] = certify(recurrence, domain)
             if found.no_proof is not None and not reason:
                 reason = f"{recurrence.label}: {found.no_proof.reason}"
             elif len(stack.layers) > 1 and not found.gauges and not reason:
                 reason = f"{recurrence.label} has no proof that layers can be joined by"
         domain = output_domain(layer, proofs)
-    return StackCertificate(stack, proofs, reason)
+    return StackCertificate(stack, proofs, reason, domains)
 
 
 def output_domain(layer: Layer, proofs: Mapping[str, CertificateSet]) -> Domain:
@@ -242,8 +263,10 @@ def output_domain(layer: Layer, proofs: Mapping[str, CertificateSet]) -> Domain:
     ends: tuple[list[Tensor], list[Tensor]] = ([], [])
     for recurrence in layer.recurrences:
         lo, hi = proofs[recurrence.label].outputs or _anything(recurrence)
-        ends[0].append(lo)
-        ends[1].append(hi)
+        # A little more, so that another program's rounding of the same box fits.
+        box = loosened(Interval(lo, hi))
+        ends[0].append(box.lo)
+        ends[1].append(box.hi)
     name = f"every output of layer {layer.recurrences[0].layer}"
     return Domain(torch.cat(ends[0]), torch.cat(ends[1]), name)
 
