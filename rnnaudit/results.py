@@ -286,6 +286,49 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of a policy, judged: what was wanted, what came, where, and what to do next.
+
+    ``id`` is the identity of the finding that a failure of this rule is.
+    """
+
+    rule: str
+    passed: bool
+    wanted: str
+    got: str
+    where: str = ""
+    help: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A policy judged on one report: it passes where every rule does."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every rule holds."""
+        return all(rule.passed for rule in self.rules)
+
+    @property
+    def failures(self) -> tuple[Rule, ...]:
+        """The rules that do not hold."""
+        return tuple(rule for rule in self.rules if not rule.passed)
+
+
+@dataclass(frozen=True, slots=True)
+class ProofFile:
+    """A file of proofs: ``valid`` where an independent program proved all of it again."""
+
+    path: str
+    bytes: int
+    valid: bool
+    refused: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The audited file."""
 
@@ -314,3 +357,19 @@ class Report:
     findings: tuple[Finding, ...] = ()
     equivalence: Equivalence | None = None
     export: Export | None = None
+    gate: Gate | None = None
+    proof_file: ProofFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A file that could not be audited, and why."""
+
+    path: str
+    id: str
+    message: str
+    help: str = ""
+
+
+Outcome = Report | Refusal
+"""What came of one file of several."""

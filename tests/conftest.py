@@ -6,6 +6,8 @@ import os
 
 # Waiting threads sleep instead of spinning: tests share their cores with the child processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# No folder can be made there: what a test sees is never an earlier run's.
+os.environ["RNNAUDIT_CACHE_DIR"] = os.devnull
 
 import pytest
 import torch

@@ -18,8 +18,8 @@ FLOORS = {
     for floor, rooms in enumerate(
         (
             ("results", "errors", "findings", "threads", "versions"),
-            ("model", "policy", "reports"),
-            ("cells", "norms", "runtime", "runtime_child", "loaders", "data"),
+            ("model", "reports"),
+            ("cells", "norms", "runtime", "runtime_child", "loaders", "data", "policy"),
             ("certificates", "estimators"),
             ("depth", "stabilize", "verification"),
             ("truncation", "observe", "evidence"),

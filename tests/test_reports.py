@@ -369,7 +369,7 @@ def test_the_schema_refuses_what_is_wrong(path, value):
 
 
 def test_every_renderer_is_pure_and_named():
-    assert [r.name for r in RENDERERS] == ["text", "json"]
+    assert [r.name for r in RENDERERS] == ["text", "json", "html"]
     for renderer in RENDERERS:
         assert renderer.render(by_hand.MANY) == renderer.render(by_hand.MANY)
         assert renderer.render(by_hand.MANY).endswith("\n")
@@ -388,4 +388,4 @@ def test_a_study_that_was_cut_short_shows_no_number():
     measured = MeasuredDepth(None, 0, 5, None, 0.95, True)
     words = "unknown: the study was cut short, or the data are too short"
     assert wording.longer(measured, cut=False) == words
-    assert terminal._brief(measured).plain == "?"
+    assert terminal.brief(measured).plain == "?"

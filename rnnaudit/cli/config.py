@@ -19,11 +19,16 @@ OWN = "output"
 """The one option that means something else in each command."""
 
 
+ALLOWANCE = ("id", "until", "reason")
+"""Keys of a table that stands for ``ID:DATE:REASON``."""
+
+
 class Parameter(NamedTuple):
-    """What a key sets: a command's parameter, and whether that is a switch."""
+    """What a key sets: a command's parameter, whether that is a switch, and whether a list."""
 
     name: str
     switch: bool
+    many: bool = False
 
 
 Defaults = dict[str, dict[str, Any]]
@@ -100,10 +105,26 @@ def _known(key: str, known: set[str], where: str) -> str:
 
 
 def _scalar(value: Any, parameter: Parameter, where: str) -> Any:
+    if parameter.many:
+        each = value if isinstance(value, list) else [value]
+        return [_text(_joined(one, where), where) for one in each]
     if parameter.switch:
         if not isinstance(value, bool):
             raise _refuse(f"{where} must be true or false, got {value!r}")
         return value
+    return _text(value, where)
+
+
+def _joined(value: Any, where: str) -> Any:
+    """Write a table as the option's own form, whose parts its keys name."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) != set(ALLOWANCE):
+        raise _refuse(f"{where}: a table must have the keys {', '.join(ALLOWANCE)}, got {value!r}")
+    return ":".join(str(value[key]) for key in ALLOWANCE)
+
+
+def _text(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise _refuse(f"{where} must be a number or a string, got {value!r}")
     # Numbers pass through text, so that an option reads them as it reads its command line.

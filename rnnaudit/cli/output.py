@@ -16,7 +16,7 @@ from rnnaudit.cli.options import Format
 from rnnaudit.errors import RnnauditError, UsageError
 
 if TYPE_CHECKING:  # `--help` needs no report
-    from rnnaudit.reports import Renderer
+    from rnnaudit.reports import Gatherer, Renderer
     from rnnaudit.results import Report
 
 Progress = Callable[[str, float], None]
@@ -27,7 +27,12 @@ def refusals(form: Format, path: str) -> Iterator[None]:
     """Let an error pass, after a program that reads JSON has been told of it.
 
     Only what exits with 3 is a fact about the file; wrong options leave stdout empty.
+    A format whose packages are missing is refused before any work is done for it.
     """
+    if form is Format.HTML:
+        from rnnaudit.reports import html
+
+        html.require()
     try:
         yield
     except RnnauditError as error:
@@ -106,6 +111,15 @@ def emit(
 ) -> None:
     """Render a report and write it to ``file``, or to stdout without one."""
     text = _renderer(form, to_file=file is not None, quiet=quiet, verbose=verbose).render(report)
+    put(text, file)
+
+
+def put(text: str, file: str | None) -> None:
+    """Write a text to ``file``, or to stdout without one.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
     if file is None:
         write(text)
         return
@@ -117,6 +131,23 @@ def emit(
             help="choose another place",
             id="RA003",
         ) from error
+
+
+def gatherer(form: Format, *, file: str | None, quiet: bool, verbose: bool) -> Gatherer:
+    """Return what renders several reports in a format.
+
+    Raises:
+        UsageError: The format is of one report only.
+    """
+    from rnnaudit.reports import GATHERERS, SummaryRenderer
+
+    chosen = next((g for g in GATHERERS if g.name == form), None)
+    if chosen is None:
+        names = ", ".join(g.name for g in GATHERERS)
+        raise UsageError(f"--format of several models must be one of {names}, got {form}")
+    if isinstance(chosen, SummaryRenderer):
+        return replace(chosen, colour=file is None and _colour(), quiet=quiet, verbose=verbose)
+    return chosen
 
 
 def _renderer(form: Format, *, to_file: bool, quiet: bool, verbose: bool) -> Renderer:

@@ -16,10 +16,20 @@ from typing import Any
 
 from rnnaudit.errors import RnnauditError
 from rnnaudit.reports import wording
-from rnnaudit.results import Depth, Export, MeasuredDepth, RecurrenceReport, Report
+from rnnaudit.results import (
+    Depth,
+    Export,
+    Gate,
+    MeasuredDepth,
+    Outcome,
+    RecurrenceReport,
+    Refusal,
+    Report,
+)
 from rnnaudit.versions import versions
 
 SCHEMA = "rnnaudit.report/1"
+GATE_SCHEMA = "rnnaudit.gate/1"
 
 
 class JsonRenderer:
@@ -33,6 +43,23 @@ class JsonRenderer:
     def render(self, report: Report) -> str:
         """Return the report as JSON text."""
         return _dump(as_dict(report))
+
+    def render_all(self, outcomes: Sequence[Outcome]) -> str:
+        """Return one JSON document with a report, or a refusal, for each model."""
+        states = [wording.state(outcome) for outcome in outcomes]
+        return _dump(
+            {
+                "schema": GATE_SCHEMA,
+                "tool": versions(),
+                "passed": all(state == "pass" for state in states),
+                "models": len(states),
+                "failed": states.count("fail"),
+                "refused": states.count("error"),
+                "reports": [
+                    _refused(o) if isinstance(o, Refusal) else as_dict(o) for o in outcomes
+                ],
+            }
+        )
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -60,26 +87,39 @@ def as_dict(report: Report) -> dict[str, Any]:
         found["equivalence"] = asdict(report.equivalence)
     if report.export is not None:
         found["export"] = _export(report.export)
+    if report.gate is not None:
+        found["gate"] = _gate(report.gate)
     plain: dict[str, Any] = _plain(found)
     return plain
 
 
 def refusal(error: RnnauditError, path: str) -> str:
     """Return, as JSON text, why a model could not be audited (exit code 3)."""
-    return _dump(
-        {
-            "schema": SCHEMA,
-            "tool": versions(),
-            "model": {"path": path},
-            "error": {"id": error.id, "message": str(error.args[0]), "help": error.help},
-        }
-    )
+    return _dump(_refused(Refusal(path, error.id, str(error.args[0]), error.help)))
+
+
+def _refused(refusal: Refusal) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "tool": versions(),
+        "model": {"path": refusal.path},
+        "error": {"id": refusal.id, "message": refusal.message, "help": refusal.help},
+    }
 
 
 def schema() -> dict[str, Any]:
-    """Return the published JSON Schema of every output."""
-    text = (files("rnnaudit.reports") / "schema.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
+    """Return the published JSON Schema of a report."""
+    return _published("schema.json")
+
+
+def gate_schema() -> dict[str, Any]:
+    """Return the published JSON Schema of what ``gate`` prints, with that of a report inside."""
+    found = _published("schema-gate.json")
+    return {**found, "$defs": {"report": schema()}}
+
+
+def _published(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("rnnaudit.reports") / name).read_text("utf-8"))
     return found
 
 
@@ -116,6 +156,7 @@ def _recurrence(recurrence: RecurrenceReport, eps: float) -> dict[str, Any]:
         "table": [_depth(d) for d in recurrence.depths],
         "curve": [asdict(point) for point in recurrence.curve],
         "skipped": [asdict(s) for s in recurrence.skipped],
+        **({"pictures": asdict(recurrence.pictures)} if recurrence.pictures else {}),
     }
 
 
@@ -130,6 +171,10 @@ def _depth(depth: Depth) -> dict[str, Any]:
 
 def _measured(measured: MeasuredDepth | None) -> dict[str, Any] | None:
     return None if measured is None else asdict(measured)
+
+
+def _gate(gate: Gate) -> dict[str, Any]:
+    return {"passed": gate.passed, "rules": [asdict(rule) for rule in gate.rules]}
 
 
 def _export(export: Export) -> dict[str, Any]:
@@ -151,4 +196,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value
-        **({"pictures": asdict(recurrence.pictures)} if recurrence.pictures else {}),

@@ -316,33 +316,28 @@ def _overview_row(report: Report, recurrence: RecurrenceReport) -> list[Piece]:
         Text(numbers.rate_up(recurrence.upper.value), PROVED) if recurrence.upper else "—",
         numbers.rate_down(recurrence.lower.value) if recurrence.lower else "—",
         numbers.near(half, 2) if half is not None else "—",
-        _count(depth.proved if depth else None, PROVED),
-        _brief(depth.measured if depth else None),
+        count(depth.proved if depth else None, PROVED),
+        brief(depth.measured if depth else None),
     ]
 
 
-def _count(k: int | None, style: str) -> Text:
+def count(k: int | None, style: str) -> Text:
+    """Print a depth, or a dash where there is none."""
     return Text("—", LABEL) if k is None else Text(str(k), style)
 
 
-def _brief(measured: MeasuredDepth | None) -> Text:
-    if measured is None:
-        return Text("—", LABEL)
-    if measured.k is None and measured.longer_than == 0:
-        return Text("?", MEASURED)
-    if measured.k is None:
-        return Text(
-            "longer" if measured.longer_than is None else f"> {measured.longer_than}", MEASURED
-        )
-    return Text(str(measured.k), MEASURED)
+def brief(measured: MeasuredDepth | None) -> Text:
+    """Print a measured depth in few letters: ``31``, ``> 128``, or a dash."""
+    known = measured is not None and measured.k is not None
+    return Text(wording.brief(measured), "" if known else MEASURED if measured else LABEL)
 
 
 def _depths(report: Report, width: int) -> Iterator[Text]:
     """Show k for every ε of the table, whole model, by kind of evidence."""
     rows = [
-        ("k proved", [_count(d.proved, PROVED) for d in report.table]),
-        ("k measured", [_brief(d.measured) for d in report.table]),
-        ("no k below", [_count(d.refuted_below, REFUTED) for d in report.table]),
+        ("k proved", [count(d.proved, PROVED) for d in report.table]),
+        ("k measured", [brief(d.measured) for d in report.table]),
+        ("no k below", [count(d.refuted_below, REFUTED) for d in report.table]),
     ]
     rows = [(name, cells) for name, cells in rows if any(c.plain != "—" for c in cells)]
     if not rows:

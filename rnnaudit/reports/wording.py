@@ -17,7 +17,9 @@ from rnnaudit.results import (
     Evidence,
     Finding,
     MeasuredDepth,
+    Outcome,
     RecurrenceReport,
+    Refusal,
     Report,
 )
 
@@ -115,8 +117,6 @@ def longer(measured: MeasuredDepth, cut: bool) -> str:
     return f"longer than the {'time budget let the ' if cut else ''}data show{shown}"
 
 
-def cut_short(report: Report, label: str | None = None) -> bool:
-    """Whether the time budget ended a measurement early: of one recurrence, or of any."""
 def brief(measured: MeasuredDepth | None) -> str:
     """Say a measured depth in a word, for a table: ``31``, ``> 128``, ``?`` if unknown."""
     if measured is None:
@@ -128,6 +128,8 @@ def brief(measured: MeasuredDepth | None) -> str:
     return "longer" if measured.longer_than is None else f"> {measured.longer_than}"
 
 
+def cut_short(report: Report, label: str | None = None) -> bool:
+    """Whether the time budget ended a measurement early: of one recurrence, or of any."""
     return any(f.id == CUT and label in (None, f.where) for f in report.findings)
 
 
@@ -267,3 +269,30 @@ def judgement(equivalence: Equivalence) -> Settled:
     tried = numbers.counted(equivalence.inputs_tried, "input")
     reason = f"; {numbers.clean(equivalence.reason)}" if equivalence.reason else ""
     return Settled(word, f": the largest error {error} {verb} {eps} on {tried}{reason}")
+
+
+def state(outcome: Outcome) -> str:
+    """Say in one word how a file fared: ``pass``, ``fail``, or ``error`` where none could say."""
+    if isinstance(outcome, Refusal):
+        return "error"
+    failed = outcome.gate is not None and not outcome.gate.passed
+    judged = outcome.equivalence
+    return "fail" if failed or (judged is not None and not judged.passed) else "pass"
+
+
+def gathered(outcomes: Sequence[Outcome]) -> Settled:
+    """Say how many files pass, fail, and could not be audited."""
+    states = [state(outcome) for outcome in outcomes]
+    total = numbers.counted(len(states), "model")
+    if states.count("pass") == len(states):
+        return Settled("PASS", f": {total} {'passes' if len(states) == 1 else 'pass'}")
+    told = [
+        f"{states.count(name)} {verb}"
+        for name, verb in (
+            ("pass", "passed"),
+            ("fail", "failed"),
+            ("error", "could not be audited"),
+        )
+        if name in states
+    ]
+    return Settled("FAIL", f": of {total}, {', '.join(told)}")

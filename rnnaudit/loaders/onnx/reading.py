@@ -68,6 +68,15 @@ def read_graph(path: Path) -> ir.Model:
     return model
 
 
+def beside(path: Path) -> frozenset[Path]:
+    """Return the files that a model keeps its weights in, beside itself.
+
+    Raises:
+        LoadError: As `read_graph`.
+    """
+    return frozenset(Path(tensor.path) for tensor in _external(read_graph(path)))
+
+
 def _parse(path: Path) -> onnx.ModelProto:
     size = path.stat().st_size
     if size > MAX_BYTES:

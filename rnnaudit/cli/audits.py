@@ -1,0 +1,122 @@
+"""One audit as `inspect` and `gate` ask for it: from the cache where nothing changed, else new."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rnnaudit.cli import inputs
+
+if TYPE_CHECKING:  # a cached audit needs neither numpy nor torch
+    from rnnaudit.cli.output import Progress
+    from rnnaudit.data import Data
+    from rnnaudit.model import Model
+    from rnnaudit.results import Norm, Report
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""Data that code makes: they may differ each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of every model; the data are read once, when they are first needed."""
+
+    eps: float
+    norm: Norm
+    layer: str | None
+    data: str | None
+    time_axis: int | None
+    batch_axis: int | None
+    input_range: str | None
+    confidence: float
+    seed: int
+    time_budget: float | None
+
+    @cached_property
+    def sequences(self) -> Data | None:
+        """The data themselves."""
+        return inputs.sequences(self.data, time_axis=self.time_axis, batch_axis=self.batch_axis)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the next run must find the same: no clock and no code of the user's decides."""
+        made = self.data is not None and _FUNCTION.fullmatch(self.data) is not None
+        return self.time_budget is None and not made
+
+
+def here(path: str) -> str:
+    """Name a path relative to the working folder where it lies inside it."""
+    absolute, folder = Path(path), Path.cwd()
+    if absolute.is_absolute() and absolute.is_relative_to(folder):
+        return absolute.relative_to(folder).as_posix()
+    return path
+
+
+def answer(question: Question, model: str, *, cached: bool, progress: Progress | None) -> Report:
+    """Audit a file, or return what an earlier audit of the same file found.
+
+    Raises:
+        RnnauditError: As `rnnaudit.audit`.
+    """
+    from rnnaudit.cli import cache
+
+    path, data = Path(model), question.data
+    name = None
+    if cached and question.repeatable:
+        name = cache.key(path, None if data is None else Path(data), asdict(question))
+    found = None if name is None else cache.find(name, path)
+    if found is not None:
+        return found
+    report = audit(question, model, progress=progress)
+    if name is not None:
+        cache.keep(name, report, path, _beside(report, path))
+    return report
+
+
+def audit(
+    question: Question,
+    model: Model | str,
+    *,
+    witness: str | None = None,
+    progress: Progress | None,
+) -> Report:
+    """Audit a model now.
+
+    Raises:
+        RnnauditError: As `rnnaudit.audit`.
+    """
+    bounds = inputs.bounds(question.input_range)
+    sequences = question.sequences
+    from rnnaudit import api
+
+    return api.audit(
+        model,
+        eps=question.eps,
+        norm=question.norm,
+        layer=question.layer,
+        witness=witness,
+        data=sequences,
+        input_range=bounds,
+        confidence=question.confidence,
+        seed=question.seed,
+        time_budget=question.time_budget,
+        progress=progress,
+    )
+
+
+def _beside(report: Report, path: Path) -> Iterable[Path]:
+    if not report.model.format.startswith("ONNX"):
+        return ()
+    from rnnaudit.loaders.onnx.reading import beside
+
+    return beside(path)
+
+
+def log(message: str) -> None:
+    """Tell of the run itself on stderr."""
+    sys.stderr.write(f"{message}\n")
