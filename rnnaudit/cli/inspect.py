@@ -60,4 +60,5 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
                 progress=progress,
             )
         report = output.timed(report, step_seconds)
+                pictures=form is options.Format.HTML,
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

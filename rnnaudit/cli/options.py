@@ -16,6 +16,7 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    HTML = "html"
 
 
 class Norm(StrEnum):
@@ -234,4 +235,14 @@ Steps = Annotated[
 Proof = Annotated[
     Evidence | None,
     typer.Option("--evidence", help="Refuse anything weaker; else the strongest there is."),
+]
+PageFile = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="The page to write.  \\[default: MODEL.report.html, here]",
+        rich_help_panel=_OUT,
+    ),
 ]

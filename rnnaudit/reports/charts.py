@@ -71,9 +71,9 @@ def _errors(report: Report, recurrence: RecurrenceReport) -> Chart:
     names = {"max": "-", "p95": "--", "p50": ":"}
     errors = [getattr(point, name) for point in curve for name in names]
     with drawing.figure() as (figure, (axes,)):
-        low, high = drawing.decades(axes, [*errors, *(d.eps for d in depths), report.eps])
+        low = drawing.decades(axes, [*errors, *(d.eps for d in depths), report.eps])
         for name, style in names.items():
-            points = [(p.k, getattr(p, name)) for p in curve if low <= getattr(p, name) <= high]
+            points = [(p.k, getattr(p, name)) for p in curve if getattr(p, name) > 0]
             axes.plot(*drawing.coordinates(points), style, color=SERIES, label=QUANTILES[name])
         axes.axhline(
             report.eps,
@@ -92,7 +92,7 @@ def _errors(report: Report, recurrence: RecurrenceReport) -> Chart:
         "Error versus depth",
         "How far the output is from the full model's when it sees its last k inputs only: "
         "quantiles over sequences of each one's largest error. Marks stand at the k that is "
-        "known for each ε.",
+        "known for each ε; an error of exactly 0 is not drawn.",
         f"The largest error over sequences is {numbers.up(first.max)} at depth {first.k} and "
         f"{numbers.up(last.max)} at depth {last.k}; ε is {numbers.epsilon(report.eps)}.",
         svg,
@@ -168,14 +168,14 @@ def depth_table(caption: str, depths: Sequence[Depth]) -> Table:
 
 def _norms(norms: NormCurve) -> Chart:
     with drawing.figure() as (figure, (axes,)):
-        low, high = drawing.decades(axes, [*norms.value, 1.0])
-        points = [(r, v) for r, v in zip(norms.r, norms.value, strict=True) if low <= v <= high]
+        drawing.decades(axes, [*norms.value, 1.0])
+        points = [(r, v) for r, v in zip(norms.r, norms.value, strict=True) if v > 0]
         axes.plot(*drawing.coordinates(points), "o-", color=SERIES, markersize=4)
         axes.axhline(1, color=MUTED, linestyle="-.", linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_xticks(norms.r, [str(r) for r in norms.r])
         axes.minorticks_off()
-        axes.set(xlabel="steps r", ylabel="‖J_r … J_1‖₂ ≥")
+        axes.set(xlabel="steps r", ylabel="‖Jᵣ ⋯ J₁‖₂ ≥")
         svg = drawing.svg(figure)
     return Chart(
         "Growth of a perturbation over r steps",
@@ -186,7 +186,7 @@ def _norms(norms: NormCurve) -> Chart:
         svg,
         (
             Table(
-                "Largest ‖J_r … J_1‖₂ found",
+                "Largest ‖Jᵣ ⋯ J₁‖₂ found",
                 ("r", "norm ≥"),
                 tuple((str(r), numbers.down(v)) for r, v in zip(norms.r, norms.value, strict=True)),
             ),

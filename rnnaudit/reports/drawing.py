@@ -32,8 +32,9 @@ COLOURS = {
 }
 """What stands for a colour while matplotlib draws, and the CSS variable that takes its place."""
 
-SIZE = 4.6, 3.3  # inches: at 360 CSS pixels text keeps 9 of them
+SIZE = 4.4, 3.2  # inches: text keeps 10 pixels on a page of 360
 MOST_DECADES = 24
+LIMIT = 280  # powers of ten beyond which float64 leaves no room for an axis
 TICKS = 6
 
 
@@ -47,7 +48,7 @@ def figure(rows: int = 1) -> Iterator[tuple[Figure, Sequence[Axes]]]:
     style |= {
         "svg.fonttype": "none",
         "svg.hashsalt": "rnnaudit",
-        "font.size": 9,
+        "font.size": 10,
         "text.color": INK,
         "axes.labelcolor": INK,
         "axes.edgecolor": MUTED,
@@ -75,10 +76,10 @@ def legend(figure: Figure, axes: Axes | None = None) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.8)
 
 
-def decades(axes: Axes, values: Sequence[float]) -> tuple[float, float]:
-    """Make the error axis logarithmic over whole powers of ten; return its ends."""
+def decades(axes: Axes, values: Sequence[float]) -> float:
+    """Make the vertical axis logarithmic, with its top at a power of ten; return its low end."""
     positive = [math.log10(v) for v in values if 0 < v < math.inf]
-    top = math.ceil(max(positive))
+    top = max(-LIMIT, min(math.ceil(max(positive)), LIMIT))
     bottom = max(math.floor(min(positive) - 0.2), top - MOST_DECADES)
     every = math.ceil((top - bottom) / TICKS)
     axes.set_yscale("log")
@@ -86,7 +87,7 @@ def decades(axes: Axes, values: Sequence[float]) -> tuple[float, float]:
     axes.set_yticks([10.0**i for i in range(top, bottom - 1, -every)])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda v, _: numbers.epsilon(float(f"{v:.0e}")))
-    return 10.0**bottom, 10.0**top
+    return 10.0**bottom
 
 
 def coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -89,6 +89,7 @@ def _audited(report: Report, prefix: str) -> dict[str, Any]:
     command, advice = wording.next_command(report)
     return {
         "report": report,
+        "settings": [(k, _setting(v)) for k, v in report.settings.items() if v is not None],
         "settled": wording.verdict(report) if compared is None else wording.judgement(compared),
         "command": None if command is None else shell(command, COMMAND_WIDTH),
         "advice": advice,
@@ -100,6 +101,12 @@ def _audited(report: Report, prefix: str) -> dict[str, Any]:
         "open": len(report.recurrences) <= OPEN,
         "findings": wording.grouped(report.findings),
     }
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, float):
+        return numbers.exact(value)
+    return ":".join(map(_setting, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 @cache
