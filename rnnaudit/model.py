@@ -9,13 +9,14 @@ rows stacked.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rnnaudit.results import Finding, Skipped
 
@@ -235,7 +236,99 @@ class LSTMCell:
         }
 
 
-Cell = ElmanCell | GRUCell | LSTMCell
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A value that a traced step takes or gives: its name there, and its shape for one sequence.
+
+    ``kind`` is what the step reads: ``float``, ``int`` or ``bool``; all are kept as float64.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Literal["float", "int", "bool"] = "float"
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One ONNX operator of a traced step; an absent input has the empty name."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedCell:
+    """A step as the graph writes it: operators from the states and inputs to the next states.
+
+    The state is the parts of ``states`` side by side, each flattened, those of the output h
+    first; the input is ``inputs`` side by side. ``next_states`` names what replaces each part.
+
+    Attributes:
+        operations: In the order in which they run; the opset is folded into their meaning.
+        constants: Float tensors in float64, the others in int64 or bool.
+        inputs: What each step reads.
+        states: What each step is given by the one before.
+        next_states: The names of the values that become ``states``.
+        outputs: How many of the states, from the first, are the output.
+    """
+
+    operations: tuple[Operation, ...]
+    constants: Mapping[str, Tensor]
+    inputs: tuple[Port, ...]
+    states: tuple[Port, ...]
+    next_states: tuple[str, ...]
+    outputs: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that every state is replaced, and that something is carried."""
+        if not self.states or len(self.states) != len(self.next_states):
+            raise ValueError(
+                f"each of {len(self.states)} states must have one that follows it, "
+                f"got {len(self.next_states)}"
+            )
+        if not 1 <= self.outputs <= len(self.states):
+            raise ValueError(f"the output must be 1 to {len(self.states)} states")
+
+    @property
+    def kind(self) -> str:
+        """The cell's family, as reports name it."""
+        return "traced"
+
+    @property
+    def input_size(self) -> int:
+        """Width I of the input, all that a step reads side by side."""
+        return sum(port.size for port in self.inputs)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width H of the output h."""
+        return sum(port.size for port in self.states[: self.outputs])
+
+    @property
+    def state_size(self) -> int:
+        """Width of the state that is carried between steps."""
+        return sum(port.size for port in self.states)
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What sets this cell apart: its operators and the sizes of what it carries."""
+        return {
+            "operators": len(self.operations),
+            "states": [f"{port.name} {list(port.shape)}" for port in self.states],
+        }
+
+
+NamedCell = ElmanCell | GRUCell | LSTMCell
+"""Cells whose form is known: what can be proved, and written again, is of these."""
+
+Cell = NamedCell | TracedCell
 
 
 def _clip(clip: float | None) -> dict[str, object]:
@@ -266,13 +359,18 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recurrence:
-    """One cell run over time in one direction."""
+    """One cell run over time in one direction.
+
+    ``rounded`` says why the file computes something else than this cell, where it does: such
+    a recurrence is audited, and nothing is claimed equivalent to it.
+    """
 
     name: str
     layer: int
     cell: Cell
     initial: InitialState
     reverse: bool = False
+    rounded: str = ""
 
     def __post_init__(self) -> None:
         """Check that the initial state is a state of the cell."""
@@ -290,12 +388,26 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """A value that a traced recurrence reads: its axes of time and batch, None where it has none.
+
+    Without an axis of time every step reads the whole value.
+    """
+
+    value: str
+    time: int | None
+    batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """The node of the source graph that a layer was read from.
 
     ``x`` names the value it reads and ``layout`` is 0 for [T, N, I], 1 for [N, T, I].
     ``sequence_lens`` names that input where it is given. ``scope`` is the path of the
     branch that holds the node (``If node[then]``), empty at the top of the graph.
+    ``reads`` says the same of a traced recurrence: the features of each value, flattened,
+    side by side are what it reads.
     """
 
     node: str
@@ -303,6 +415,7 @@ class Site:
     layout: int = 0
     sequence_lens: str | None = None
     scope: str = ""
+    reads: tuple[Reading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -396,7 +509,8 @@ class Model:
     """What a loader read: stacks, the source graph where there is one, and what was left out.
 
     ``whole`` says that the one stack with its readout is the model from its input to its
-    output, so that an error of the stack is an error end to end.
+    output, so that an error of the stack is an error end to end. ``source`` holds the live
+    modules that stacks were read from, by the stack's name.
     """
 
     path: Path
@@ -408,6 +522,7 @@ class Model:
     dtype: str = "float32"
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()
+    source: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def direct(self) -> bool:
@@ -425,10 +540,12 @@ def fingerprint(recurrence: Recurrence) -> str:
     digest = hashlib.sha256(type(recurrence.cell).__name__.encode())
     parts = [(f.name, getattr(recurrence.cell, f.name)) for f in fields(recurrence.cell)]
     for name, value in [*parts, ("initial", recurrence.initial.value)]:
-        digest.update(f"|{name}=".encode())
-        if isinstance(value, Tensor):
-            digest.update(repr(tuple(value.shape)).encode())
-            digest.update(value.contiguous().cpu().numpy().astype("<f8").tobytes())
-        else:
-            digest.update(repr(value).encode())
+        entries = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, entry in entries:
+            digest.update(f"|{name}{key and f'.{key}'}=".encode())
+            if isinstance(entry, Tensor):
+                digest.update(repr(tuple(entry.shape)).encode())
+                digest.update(entry.contiguous().cpu().numpy().astype("<f8").tobytes())
+            else:
+                digest.update(repr(entry).encode())
     return digest.hexdigest()

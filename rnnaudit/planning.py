@@ -58,6 +58,9 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
     ladders: list[tuple[Iterator[Depths], Evidence]] = []
     kept = []
     for stack in found.stacks:
+        if rounded := _rounded(stack, wanted):
+            kept.append(Skipped(stack.stack.name, rounded))
+            continue
         proved = _proved(found, stack, wanted)
         if proved is not None:
             ladders.append((iter([proved]), "proved"))
@@ -82,9 +85,25 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
 
 
 def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:
-    """Cut recurrences to the depth that the user chose."""
+    """Cut recurrences to the depth that the user chose.
+
+    Raises:
+        UnsupportedModelError: One of them is quantised.
+    """
+    for stack in found.stacks:
+        if rounded := _rounded(stack, wanted):
+            raise UnsupportedModelError(
+                f"{stack.stack.name} cannot be truncated: {rounded}",
+                help="truncate the model as it was before quantisation, and quantise the result",
+            )
     labels = [r.label for stack in found.stacks for r in wanted.cut(stack)]
     return plan(found.model, dict.fromkeys(labels, depth), dict.fromkeys(labels, "chosen"))
+
+
+def _rounded(stack: ExaminedStack, wanted: Wanted) -> str:
+    """Say why nothing is equivalent to a quantised stack; empty where something may be."""
+    reasons = (f"{r.label}: {r.rounded}" for r in wanted.cut(stack) if r.rounded)
+    return next(reasons, "")
 
 
 def _joined(found: Examination, ladders: list[tuple[Iterator[Depths], Evidence]]) -> Iterator[Plan]:

@@ -136,7 +136,8 @@ def test_a_pickled_module_is_refused_by_its_class_with_the_way_out(
     refused(
         path,
         r"holds a pickled tests\.test_load_hostile\.Net, and reading it would run code; "
-        r"save the weights alone, torch\.save\(model\.state_dict\(\), path\)",
+        r"save the weights alone, torch\.save\(model\.state_dict\(\), path\), where that class "
+        r"is known, or run its code with --trust-pickle if you trust whoever made the file",
     )
     path.write_bytes(torch_bytes(nn.GRU(2, 3), zipped=zipped))
     refused(path, r"holds a pickled torch\.nn\.modules\.rnn\.GRU")

@@ -508,11 +508,15 @@ def test_a_module_that_cannot_be_read_is_skipped_with_its_reason(saved: Saved, d
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz")
-def test_quantised_weights_are_refused_by_name(saved: Saved) -> None:
+def test_a_quantised_weight_is_dequantised_and_that_is_said(saved: Saved) -> None:
     state = nn.GRUCell(3, 4).state_dict()
-    state["weight_hh"] = torch.quantize_per_tensor(torch.ones(12, 4), 1, 0, torch.qint8)
-    with pytest.raises(UnsupportedModelError, match=r"weight_hh must be dense .*, got quantised"):
-        load(saved(state))
+    state["weight_hh"] = torch.quantize_per_tensor(torch.ones(12, 4), 0.5, 0, torch.qint8)
+    model = load(saved(state))
+    [recurrence] = model.recurrences()
+    assert (recurrence.cell.U == 1).all()
+    assert recurrence.rounded
+    assert not model.whole
+    assert "RA127" in ids(model)
 
 
 def test_a_layer_normalised_cell_is_not_taken_for_a_plain_one(saved: Saved) -> None:

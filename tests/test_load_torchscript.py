@@ -136,7 +136,7 @@ def test_dropout_that_a_trace_has_frozen_in_is_a_finding(tmp_path: Path) -> None
     for module, expected in (
         (trace(net.train(), X), ["RA125"]),
         (trace(net.eval(), X), []),
-        (script(net.train()), []),
+        (script(net.train()), ["RA125"]),
     ):
         model = load(as_script(tmp_path, module))
         assert [finding.id for finding in model.findings] == expected
@@ -165,16 +165,51 @@ def test_weights_that_are_not_there_are_explained(tmp_path: Path) -> None:
         load(as_script(tmp_path, script(nn.Linear(2, 3))))
 
 
-def test_quantised_modules_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "bidirectional"), [(1, False), (2, False), (1, True), (3, True)]
+)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_quantised_weights_are_read_without_unpacking_them(
+    tmp_path: Path, kind: type[nn.RNNBase], layers: int, bidirectional: bool
+) -> None:
     if "x86" not in torch.backends.quantized.supported_engines:
         pytest.skip("no quantised engine on this machine")
     torch.backends.quantized.engine = "x86"
-    net = torch.ao.quantization.quantize_dynamic(Net(nn.LSTM).eval(), {nn.LSTM}, torch.qint8)
-    with pytest.raises(UnsupportedModelError, match=r"holds quantised modules \(torch\.ao\.nn\.qu"):
-        load(as_script(tmp_path, trace(net, X)))
+    plain = Net(kind, num_layers=layers, bidirectional=bidirectional).eval()
+    net = torch.ao.quantization.quantize_dynamic(plain, {kind}, torch.qint8)
     torch.save(net.state_dict(), tmp_path / "state.pt")
-    with pytest.raises(UnsupportedModelError, match=r"holds packed quantised weights"):
+    for model in (load(as_script(tmp_path, trace(net, X))), load(tmp_path / "state.pt")):
+        assert [r.cell.kind for r in model.recurrences()] == [plain.rnn.mode.lower()] * (
+            layers * (1 + bidirectional)
+        )
+        for recurrence in model.recurrences():
+            end = f"_l{recurrence.layer}{'_reverse' if recurrence.reverse else ''}"
+            stored = net.rnn.get_weight()[f"weight_hh{end}"].dequantize()
+            assert torch.equal(recurrence.cell.U, stored.double())
+        assert all(r.rounded for r in model.recurrences())
+        assert not model.whole
+        assert [f.id for f in model.findings if f.id == "RA127"] == ["RA127"]
+        y = run_stack(model.stacks[0], X.double())
+        assert (y - net(X)).abs().max() < 0.05
+
+
+def test_packed_directions_that_cannot_be_told_are_not_guessed(tmp_path: Path) -> None:
+    if "x86" not in torch.backends.quantized.supported_engines:
+        pytest.skip("no quantised engine on this machine")
+    torch.backends.quantized.engine = "x86"
+    net = nn.ModuleDict({"rnn": nn.GRU(4, 4, num_layers=2)})
+    packed = torch.ao.quantization.quantize_dynamic(net, {nn.GRU}, torch.qint8)
+    torch.save(packed.state_dict(), tmp_path / "state.pt")
+    with pytest.raises(UnsupportedModelError, match=r"rnn: .* fit one layer in two directions"):
         load(tmp_path / "state.pt")
+
+
+def test_a_script_saved_in_training_mode_drops_units_until_eval(tmp_path: Path) -> None:
+    net = Net(nn.LSTM, num_layers=2, dropout=0.5)
+    [said] = load(as_script(tmp_path, script(net.train()))).findings
+    assert said.id == "RA125"
+    assert "drops 0.5 of what passes between its layers until eval()" in said.message
+    assert load(as_script(tmp_path, script(net.eval()))).findings == ()
 
 
 def test_the_code_of_an_archive_is_never_run(tmp_path: Path) -> None:

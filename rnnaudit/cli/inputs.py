@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rnnaudit.errors import UsageError
+
 if TYPE_CHECKING:
     from rnnaudit.data import Data
+    from rnnaudit.model import Model
 
 
 def sequences(spec: str | None, *, time_axis: int | None, batch_axis: int | None) -> Data | None:
@@ -20,6 +23,38 @@ def sequences(spec: str | None, *, time_axis: int | None, batch_axis: int | None
     from rnnaudit.data import load_data
 
     return load_data(spec, time_axis=time_axis, batch_axis=batch_axis)
+
+
+def named(model: str | None, factory: str | None, command: str) -> str:
+    """Return what to call the model: its path, or the factory without one.
+
+    Raises:
+        UsageError: Neither was given.
+    """
+    if model is None and factory is None:
+        raise UsageError("Missing argument 'MODEL'", help=f"see rnnaudit {command} --help")
+    return model or factory or ""
+
+
+def model(path: str | None, *, factory: str | None, trust_pickle: bool) -> Model | str:
+    """Return the model, or its path where nothing but the path says how to read it.
+
+    Raises:
+        LoadError: It cannot be read, or the factory fails.
+        UsageError: Options that exclude each other.
+    """
+    if factory is None and not trust_pickle:
+        return path or ""
+    from rnnaudit import api
+
+    if factory is None:
+        return api.load(path or "", trust_pickle=True)
+    if trust_pickle:
+        raise UsageError(
+            "--factory and --trust-pickle exclude each other: a factory's weights are a state_dict",
+            help="give one of them",
+        )
+    return api.build(factory, path)
 
 
 def bounds(text: str | None) -> tuple[float, float] | None:

@@ -16,12 +16,14 @@ EXAMPLES = """Examples:
 
 
 def inspect(  # noqa: PLR0917 (each parameter is an option)
-    model: options.Model,
+    model: options.MaybeModel = None,
     eps: options.Eps = 1e-3,
     norm: options.ErrorNorm = options.Norm.MAX,
     layer: options.Layer = None,
     witness: options.Witness = None,
     data: options.Data = None,
+    factory: options.Factory = None,
+    trust_pickle: options.TrustPickle = False,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     input_range: options.InputRange = None,
@@ -38,7 +40,8 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
 
     Exits with 0 whatever the verdict, and with 3 where the model cannot be audited.
     """
-    with output.refusals(form, model):
+    called = inputs.named(model, factory, "inspect")
+    with output.refusals(form, called):
         output.check_writable(output_file, model, data)
         output.check_writable(witness, model, data)
         bounds = inputs.bounds(input_range)
@@ -47,7 +50,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
             from rnnaudit import api
 
             report = api.audit(
-                model,
+                inputs.model(model, factory=factory, trust_pickle=trust_pickle),
                 eps=eps,
                 norm=norm.value,
                 layer=layer,
@@ -57,8 +60,8 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
                 confidence=confidence,
                 seed=seed,
                 time_budget=time_budget,
+                pictures=form is options.Format.HTML,
                 progress=progress,
             )
         report = output.timed(report, step_seconds)
-                pictures=form is options.Format.HTML,
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

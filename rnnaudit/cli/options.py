@@ -19,6 +19,13 @@ class Format(StrEnum):
     HTML = "html"
 
 
+class ProofForm(StrEnum):
+    """The form in which a proof file is reported."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class Norm(StrEnum):
     """How the error over output units is counted."""
 
@@ -33,6 +40,7 @@ class Form(StrEnum):
     WINDOW = "window"
     CHUNK = "chunk"
     LAST = "last"
+    FILTER = "filter"
 
 
 class Evidence(StrEnum):
@@ -40,6 +48,31 @@ class Evidence(StrEnum):
 
     PROVED = "proved"
     MEASURED = "measured"
+
+
+class Requires(StrEnum):
+    """The verdict that a gate asks for."""
+
+    STABLE = "stable"
+    NOT_UNSTABLE = "not-unstable"
+    ANY = "any"
+
+
+class GateEvidence(StrEnum):
+    """The weakest evidence on which a gate accepts a depth."""
+
+    PROVED = "proved"
+    MEASURED = "measured"
+    ANY = "any"
+
+
+class FailsOn(StrEnum):
+    """The mildest findings that fail a gate."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+    NEVER = "never"
 
 
 def _flag(param: Any) -> str:
@@ -70,12 +103,47 @@ def _counting(param: typer.CallbackParam, value: int | None) -> int | None:
     return value
 
 
-_DATA, _RUN, _OUT = "Inputs", "Run", "Output"
+def _limit(param: typer.CallbackParam, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"{_flag(param)} must be a finite number, 0 or more, got {value:g}")
+    return value
+
+
+def _part(param: typer.CallbackParam, value: float | None) -> float | None:
+    return value if value is None else _share(param, value)
+
+
+_DATA, _RUN, _OUT, _POLICY = "Inputs", "Run", "Output", "Policy"
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL", help="A PyTorch state_dict or an ONNX model.", show_default=False
+    ),
+]
+MaybeModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A PyTorch or ONNX model; with --factory, the weights to load into it.",
+        show_default=False,
+    ),
+]
+Factory = Annotated[
+    str | None,
+    typer.Option(
+        "--factory",
+        metavar="PKG.MODULE:CALLABLE",
+        help="Call this for a live nn.Module: runs your code.",
+        rich_help_panel=_DATA,
+    ),
+]
+TrustPickle = Annotated[
+    bool,
+    typer.Option(
+        "--trust-pickle",
+        help="Unpickle a file that needs code: runs whatever it says.",
+        rich_help_panel=_DATA,
     ),
 ]
 Original = Annotated[
@@ -84,6 +152,29 @@ Original = Annotated[
 Candidate = Annotated[
     str | None,
     typer.Argument(metavar="CANDIDATE", help="The ONNX model to judge.", show_default=False),
+]
+ProofPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="CERT", help="A file that `rnnaudit certify` wrote.", show_default=False
+    ),
+]
+Proved = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="The model that it speaks of.", show_default=False),
+]
+Certificate = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="CERT",
+        help="The proof file to write.  \\[default: MODEL.proof.json, here]",
+        rich_help_panel=_OUT,
+    ),
+]
+ProofFormat = Annotated[
+    ProofForm, typer.Option("--format", help="Form of the report.", rich_help_panel=_OUT)
 ]
 Eps = Annotated[
     float,
@@ -187,6 +278,16 @@ ReportFile = Annotated[
         rich_help_panel=_OUT,
     ),
 ]
+PageFile = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="The page to write.  \\[default: MODEL.report.html, here]",
+        rich_help_panel=_OUT,
+    ),
+]
 ModelFile = Annotated[
     str | None,
     typer.Option(
@@ -236,13 +337,114 @@ Proof = Annotated[
     Evidence | None,
     typer.Option("--evidence", help="Refuse anything weaker; else the strongest there is."),
 ]
-PageFile = Annotated[
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...", help="PyTorch or ONNX models, or patterns.", show_default=False
+    ),
+]
+Require = Annotated[
+    Requires | None,
+    typer.Option(
+        "--require",
+        help="The verdict to have.  \\[default: stable; not-unstable with weaker --evidence; "
+        "any with --baseline]",
+        rich_help_panel=_POLICY,
+    ),
+]
+MaxLambda = Annotated[
+    float | None,
+    typer.Option(
+        "--max-lambda",
+        metavar="L",
+        callback=_limit,
+        help="λ that every recurrence is proved to keep.",
+        rich_help_panel=_POLICY,
+    ),
+]
+MaxLambdaFound = Annotated[
+    float | None,
+    typer.Option(
+        "--max-lambda-found",
+        metavar="L",
+        callback=_limit,
+        help="‖J‖ above which nothing may be found.",
+        rich_help_panel=_POLICY,
+    ),
+]
+GateDepth = Annotated[
+    int | None,
+    typer.Option(
+        "--max-depth",
+        metavar="K",
+        callback=_counting,
+        help="Largest k(ε) of the whole model.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Weakest = Annotated[
+    GateEvidence,
+    typer.Option(
+        "--evidence",
+        help="Weakest evidence for k: a proof, your data, or any inputs.",
+        rich_help_panel=_POLICY,
+    ),
+]
+MaxExceed = Annotated[
+    float | None,
+    typer.Option(
+        "--max-exceed",
+        metavar="P",
+        callback=_part,
+        help="Share of sequences that may exceed ε at the measured k.",
+        rich_help_panel=_POLICY,
+    ),
+]
+FailOn = Annotated[
+    FailsOn,
+    typer.Option("--fail-on", help="Findings that fail: these or worse.", rich_help_panel=_POLICY),
+]
+AllowSkipped = Annotated[
+    bool,
+    typer.Option(
+        "--allow-skipped",
+        help="Pass models that were audited in part.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="ID:DATE:REASON",
+        help="Accept a finding up to a day, such as RA121:2027-06-30:known.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Baseline = Annotated[
     str | None,
     typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="The page to write.  \\[default: MODEL.report.html, here]",
-        rich_help_panel=_OUT,
+        "--baseline",
+        metavar="REPORT",
+        help="An earlier JSON report: fail where a model is worse.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        metavar="P",
+        callback=_limit,
+        help="Share by which λ and k may grow beyond the baseline.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Cached = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Take up results of the same file and settings.",
+        rich_help_panel=_RUN,
     ),
 ]

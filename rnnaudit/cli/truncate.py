@@ -19,7 +19,7 @@ EXAMPLES = """Examples:
 
 
 def truncate(  # noqa: PLR0917 (each parameter is an option)
-    model: options.Model,
+    model: options.MaybeModel = None,
     eps: options.Eps = 1e-3,
     output_file: options.ModelFile = None,
     depth: options.Depth = None,
@@ -30,6 +30,8 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     keep_ops: options.KeepOps = False,
     steps: options.Steps = None,
     data: options.Data = None,
+    factory: options.Factory = None,
+    trust_pickle: options.TrustPickle = False,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     input_range: options.InputRange = None,
@@ -46,8 +48,9 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     The depth rests on the strongest evidence that gives one: a proof, your data, synthetic
     inputs. Exits with 1 where the written model errs by more than ε.
     """
-    with output.refusals(form, model):
-        written = Path(output_file or f"{Path(model).stem}.truncated.onnx")
+    called = inputs.named(model, factory, "truncate")
+    with output.refusals(form, called):
+        written = Path(output_file or f"{Path(called).stem}.truncated.onnx")
         output.check_writable(str(written), model, data)
         bounds = inputs.bounds(input_range)
         sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
@@ -55,7 +58,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
             from rnnaudit import api
 
             report = api.truncate(
-                model,
+                inputs.model(model, factory=factory, trust_pickle=trust_pickle),
                 written,
                 eps=eps,
                 depth=depth,

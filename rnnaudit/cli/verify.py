@@ -22,6 +22,7 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
     candidate: options.Candidate = None,
     eps: options.Eps = 1e-3,
     data: options.Data = None,
+    trust_pickle: options.TrustPickle = False,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     seed: options.Seed = 0,
@@ -44,7 +45,7 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
             from rnnaudit import api
 
             report = api.verify(
-                original,
+                inputs.model(original, factory=None, trust_pickle=trust_pickle),
                 candidate,
                 eps=eps,
                 data=sequences,

@@ -39,10 +39,14 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 )
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path, *, trust_pickle: bool = False) -> Model:
     """Read the model in ``path`` without executing anything that it holds.
 
     The format is recognised from the bytes, whatever the suffix.
+
+    Args:
+        path: The file.
+        trust_pickle: Unpickle a PyTorch file that needs code, which runs whatever it says.
 
     Raises:
         LoadError: No such file, an empty or damaged one, or one of an unknown kind.
@@ -58,6 +62,8 @@ def load(path: str | Path) -> Model:
     for module in LOADERS:
         loader = cast("Loader", import_module(f"rnnaudit.loaders.{module}").LOADER)
         if loader.recognises(head, path):
+            if trust_pickle and module == "state_dict":
+                return import_module("rnnaudit.loaders.trusted").load(path, _sha256(path))
             return loader.load(path, _sha256(path))
     raise LoadError(f"{path} is {_kind(head)}, not a model that can be read", help=SUPPORTED)
 

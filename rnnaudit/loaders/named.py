@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.findings import finding
@@ -23,6 +23,7 @@ from rnnaudit.loaders.effective import Effective, effective
 from rnnaudit.loaders.exact import UnreadableError, exact
 from rnnaudit.loaders.grouping import Group, groups, one_of_each, slot_of
 from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.packed import QUANTISED, unpacked
 from rnnaudit.loaders.surroundings import (
     is_start,
     not_audited,
@@ -59,7 +60,8 @@ class Source:
 
     ``ordered`` says that tensors stand in the order in which the modules were made.
     ``activations`` gives the nonlinearity of Elman cells by prefix, where it is stored, and
-    ``unreadable`` why a module is not what its names say.
+    ``unreadable`` why a module is not what its names say. ``modules`` are the live modules
+    by prefix, where there are any.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class Source:
     activations: Mapping[str, Activation] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
 def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
@@ -84,9 +87,12 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
             "are read",
             help="save the model's state_dict on its own",
         )
-    weights = effective({name: t for name, t in tensors.items() if not t.is_nested})
-    nested = {name: "it is a nested tensor" for name, t in tensors.items() if t.is_nested}
-    weights.failed.update(nested)
+    plain = unpacked({name: t for name, t in tensors.items() if not t.is_nested})
+    weights = effective(plain.tensors)
+    weights.failed.update(plain.failed)
+    weights.failed.update(
+        {name: "it is a nested tensor" for name, t in tensors.items() if t.is_nested}
+    )
     candidates = groups([*weights.tensors, *weights.failed])
     if not any(slot.part == "hh" for group in candidates for slot in group.keys):
         raise _nothing(source.path, tensors)
@@ -114,7 +120,10 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
             help="export the model to ONNX, which stores what a cell computes",
         )
     names = _names(read)
-    stacks = [_stack(name, cells) for name, (_, cells) in zip(names, read, strict=True)]
+    rounded = [QUANTISED if group.prefix in plain.quantised else "" for group, _ in read]
+    stacks = [
+        _stack(name, cells, why) for name, (_, cells), why in zip(names, read, rounded, strict=True)
+    ]
     modules = [group for group, _ in read]
     around = surroundings(modules, dropped, weights.tensors, ordered=source.ordered)
     head = None if skipped else readout(around, stacks)
@@ -132,14 +141,21 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
         stacks=tuple(stacks),
         whole=len(stacks) == 1
         and not skipped
+        and not any(rounded)
         and not around.before
         and len(around.after) == (head is not None),
         dtype=_dtype(modules, weights.tensors),
         skipped=tuple(skipped),
+        source={
+            name: source.modules[group.prefix]
+            for name, group in zip(names, modules, strict=True)
+            if group.prefix in source.modules
+        },
         findings=(
             *source.findings,
             *findings,
             *_assumed_tanh(assumed),
+            *(finding("RA127", name, why) for name, why in zip(names, rounded, strict=True) if why),
             *(not_audited(around, stacks[-1].name) if head is None else ()),
             *other_starts(around, stacks),
         ),
@@ -191,7 +207,7 @@ def _names(read: Sequence[tuple[Group, Cells]]) -> list[str]:
     return [name if times[name] == 1 else f"{name}#{i}" for i, name in enumerate(full)]
 
 
-def _stack(name: str, cells: Cells) -> Stack:
+def _stack(name: str, cells: Cells, rounded: str) -> Stack:
     layers = tuple(
         Layer(
             tuple(
@@ -201,6 +217,7 @@ def _stack(name: str, cells: Cells) -> Stack:
                     cell=cell,
                     initial=InitialState(torch.zeros(cell.state_size, dtype=torch.float64)),
                     reverse=direction == 1,
+                    rounded=rounded,
                 )
                 for direction, cell in enumerate(layer)
             )

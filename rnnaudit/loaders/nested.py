@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rnnaudit.errors import LoadError
+
+Leaf = TypeVar("Leaf")
 
 MOST_NODES = 2_000_000
 MOST_DEPTH = 64
@@ -23,7 +26,20 @@ def named_tensors(checkpoint: object) -> dict[str, Tensor]:
     Raises:
         LoadError: Nested deeper than 64 levels, or with more than two million entries.
     """
-    found: dict[str, Tensor] = {}
+    return {path: tensor.detach() for path, tensor in _walk(checkpoint, Tensor)}
+
+
+def modules(checkpoint: object) -> dict[str, nn.Module]:
+    """Return every module under its path; those inside another module stay in there.
+
+    Raises:
+        LoadError: As for `named_tensors`.
+    """
+    return dict(_walk(checkpoint, nn.Module))
+
+
+def _walk(checkpoint: object, kind: type[Leaf]) -> Iterator[tuple[str, Leaf]]:
+    """Yield what is of a kind, in the order of the file."""
     seen: set[int] = set()
     nodes = 0
     todo: list[tuple[str, object, int]] = [("", checkpoint, 0)]
@@ -36,8 +52,8 @@ def named_tensors(checkpoint: object) -> dict[str, Tensor]:
                 f"({depth} levels, {nodes} entries)",
                 help="save the model's state_dict on its own",
             )
-        if isinstance(node, Tensor):
-            found[path] = node.detach()
+        if isinstance(node, kind):
+            yield path, node
             continue
         children = _children(node)
         if not children or id(node) in seen or _is_optimizer(node):
@@ -46,9 +62,8 @@ def named_tensors(checkpoint: object) -> dict[str, Tensor]:
         todo.extend(
             (f"{path}.{key}" if path else key, child, depth + 1)
             for key, child in reversed(children)
-            if isinstance(child, Tensor | Mapping | list | tuple) and not key.startswith("optim")
+            if isinstance(child, kind | Mapping | list | tuple) and not key.startswith("optim")
         )
-    return found
 
 
 def _children(node: object) -> list[tuple[str, object]]:

@@ -15,11 +15,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.errors import LoadError
 from rnnaudit.loaders.archive import Archive
 from rnnaudit.loaders.interface import Loader, brief
 from rnnaudit.loaders.named import Source, read_model
 from rnnaudit.loaders.nested import named_tensors
+from rnnaudit.loaders.packed import Packed
 from rnnaudit.model import Model
 
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -99,9 +100,12 @@ def read_checkpoint(
 
     Raises:
         LoadError: The file is damaged or hostile, or needs code to be read.
-        UnsupportedModelError: It holds packed quantised weights.
     """
-    stand_ins: list[Any] = [*((Opaque, name) for name in _HARMLESS), *allowed]
+    stand_ins: list[Any] = [
+        *((Opaque, name) for name in _HARMLESS),
+        (Packed, "torch.ScriptObject"),
+        *allowed,
+    ]
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
             warnings.simplefilter("ignore")
@@ -118,17 +122,10 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
             help="write or download it again",
         ) from None
     name = blocked[1]
-    if name == "torch.ScriptObject":
-        raise UnsupportedModelError(
-            f"{path} holds packed quantised weights (torch.ScriptObject, as "
-            "torch.ao.quantization.quantize_dynamic makes them), which cannot be read without "
-            "running code",
-            help="save the state_dict of the model before quantisation",
-        ) from None
     raise LoadError(
         f"{path} holds a pickled {name}, and reading it would run code",
         help="save the weights alone, torch.save(model.state_dict(), path), where that class is "
-        "known",
+        "known, or run its code with --trust-pickle if you trust whoever made the file",
         id="RA103",
     ) from None
 

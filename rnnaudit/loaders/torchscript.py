@@ -23,6 +23,7 @@ from rnnaudit.loaders.grouping import slot_of
 from rnnaudit.loaders.interface import Loader, brief, listed
 from rnnaudit.loaders.named import Source, read_model
 from rnnaudit.loaders.nested import named_tensors
+from rnnaudit.loaders.packed import Packed
 from rnnaudit.loaders.state_dict import read_checkpoint
 from rnnaudit.model import RELU, TANH, Activation, Model
 from rnnaudit.results import Finding
@@ -38,7 +39,13 @@ _TRAINING = re.compile(
     r"\btorch\.(?:lstm|gru|rnn_tanh|rnn_relu)\(.*, (?P<layers>\d+), (?P<dropout>[\d.e-]+), "
     r"True, (?:True|False), (?:True|False)\)"
 )
+_CONSTANT = re.compile(
+    r"\b(num_layers|dropout) : Final\[(?:int|float)\] = (\d{1,4}(?:\.\d{0,9})?)$", re.MULTILINE
+)
 _QUANTISED = re.compile(r"\.classes\.rnn\.|\.quantized\.")
+_PACKED = re.compile(
+    r"\.classes\.rnn\.CellParamsBase$|\.classes\.quantized\.LinearPackedParamsBase$"
+)
 
 
 class Record(Mapping[str, object]):
@@ -105,7 +112,10 @@ class TorchScriptLoader:
             for name, text in archive.read(prefix="code/", suffix=".py").items()
         }
         classes = _classes(path, archive.read(prefix="data.pkl")["data.pkl"])
-        kinds = [(type("Record", (Record,), {"kind": name}), name) for name in classes]
+        kinds = [
+            (Packed if _PACKED.search(name) else type("Record", (Record,), {"kind": name}), name)
+            for name in classes
+        ]
         root = read_checkpoint(path, _weights_only(archive), (*_BUILDERS, *kinds))
         tensors = {
             name: tensor
@@ -122,7 +132,7 @@ class TorchScriptLoader:
             sha256,
             activations=_activations(modules),
             unreadable=_foreign(modules),
-            findings=_dropout(modules),
+            findings=(*_dropout(modules), *_training(modules)),
         )
         try:
             return read_model(tensors, source)
@@ -223,6 +233,23 @@ def _dropout(modules: Modules) -> tuple[Finding, ...]:
         if len(line) <= LONGEST_LINE and (match := _TRAINING.search(line))
         if int(match["layers"]) > 1 and match["dropout"].strip("0.") != ""
     )
+
+
+def _training(modules: Modules) -> tuple[Finding, ...]:
+    """Find scripted modules that were saved in training mode, and drop units until ``eval``."""
+    found = []
+    for prefix, (record, text) in modules.items():
+        constants = {name: float(value) for name, value in _CONSTANT.findall(text)}
+        traced = _TRAINING.search(text) is not None  # has said so already
+        if traced or record.get("training") is not True or constants.get("num_layers", 1) < 2:
+            continue
+        if dropout := constants.get("dropout"):
+            message = (
+                f"was saved in training mode, and drops {dropout:g} of what passes between its "
+                "layers until eval() is called; it is audited without"
+            )
+            found.append(finding("RA125", prefix.rstrip("."), message))
+    return tuple(found)
 
 
 def _explained(

@@ -17,8 +17,20 @@ from torch import Tensor
 
 from rnnaudit import cells, runtime
 from rnnaudit.errors import UnsupportedModelError
-from rnnaudit.model import SIGMOID, TANH, Cell, ElmanCell, GRUCell, Layer, LSTMCell, Model, Stack
+from rnnaudit.model import (
+    SIGMOID,
+    TANH,
+    ElmanCell,
+    GRUCell,
+    Layer,
+    LSTMCell,
+    Model,
+    NamedCell,
+    Stack,
+    TracedCell,
+)
 from rnnaudit.runtime import Interface, Port
+from rnnaudit.verification import live
 from rnnaudit.verification.inputs import Feed, ordered, sequences_of
 from rnnaudit.verification.slots import Role, Slot, named, of_graph, of_port
 
@@ -97,8 +109,15 @@ class Weights:
         """Match the candidate's inputs and outputs with the stacks."""
         self.error = ""
         self._cut = cut
+        self._source = model.source
         self._torch_difference: float | None = 0.0
         self._disagree = False
+        for recurrence in model.recurrences():
+            if recurrence.rounded:
+                raise _cannot(
+                    f"nothing is equivalent to {recurrence.label}: {recurrence.rounded}",
+                    "compare with the model as it was before quantisation",
+                )
         stacks, alone = _covered(model.stacks, candidate, cut.depths)
         self._missing = [stack.name for stack in model.stacks if stack not in stacks]
         self._pairs = [(stack, *_stack_ports(stack, candidate, alone=alone)) for stack in stacks]
@@ -123,7 +142,10 @@ class Weights:
 
     def _check(self, stack: Stack, x: Tensor, y: Tensor) -> None:
         """Compare our reading with PyTorch's modules."""
-        theirs = torch_outputs(stack, x)
+        module = self._source.get(stack.name)
+        theirs = None if module is None else live.outputs(module, stack, x)
+        if theirs is None:
+            theirs = torch_outputs(stack, x)
         if theirs is None:
             self._torch_difference = None
             return
@@ -225,9 +247,12 @@ def torch_outputs(stack: Stack, x: Tensor) -> Tensor | None:
 
 def _torch_module(layer: Layer) -> torch.nn.RNNBase | None:
     """Return the PyTorch module of one layer, or None where there is none."""
-    first = layer.recurrences[0].cell
-    if any(not _in_torch(r.cell) for r in layer.recurrences) or layer.recurrences[0].reverse:
+    each = [(r, cell) for r in layer.recurrences if not isinstance(cell := r.cell, TracedCell)]
+    if len(each) < len(layer.recurrences) or layer.recurrences[0].reverse:
         return None
+    if any(not _in_torch(cell) for _, cell in each):
+        return None
+    first = each[0][1]
     H = first.cell_size if isinstance(first, LSTMCell) else first.hidden_size
     settings: dict[str, Any] = {
         "batch_first": True,
@@ -245,14 +270,14 @@ def _torch_module(layer: Layer) -> torch.nn.RNNBase | None:
         module = torch.nn.LSTM(first.input_size, H, **settings)
     weights = {
         f"{key}_l0{'_reverse' if r.reverse else ''}": value
-        for r in layer.recurrences
-        for key, value in _torch_weights(r.cell).items()
+        for r, cell in each
+        for key, value in _torch_weights(cell).items()
     }
     module.load_state_dict(weights)
     return module
 
 
-def _in_torch(cell: Cell) -> bool:
+def _in_torch(cell: NamedCell) -> bool:
     if cell.clip is not None:
         return False
     if isinstance(cell, ElmanCell):
@@ -263,7 +288,7 @@ def _in_torch(cell: Cell) -> bool:
     return gates and cell.squash == TANH and cell.peephole is None and not cell.input_forget
 
 
-def _torch_weights(cell: Cell) -> Mapping[str, Tensor]:
+def _torch_weights(cell: NamedCell) -> Mapping[str, Tensor]:
     if isinstance(cell, ElmanCell):
         named = (cell.U, cell.W, cell.b, torch.zeros_like(cell.b))
     elif isinstance(cell, GRUCell):

@@ -1,0 +1,51 @@
+"""PyTorch files that need code to be read: unpickled, but only for a user who asked for it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from rnnaudit.errors import LoadError
+from rnnaudit.loaders.interface import brief
+from rnnaudit.loaders.module import read_module
+from rnnaudit.loaders.named import Source, read_model
+from rnnaudit.loaders.nested import modules, named_tensors
+from rnnaudit.loaders.state_dict import LOADER
+from rnnaudit.model import Model
+
+
+def load(path: Path, sha256: str) -> Model:
+    """Unpickle a file, and read the module in it, or else its named tensors.
+
+    Raises:
+        LoadError: The file is damaged, needs a class that is not installed, or holds
+            several modules.
+        UnsupportedModelError: It holds no recurrence that can be read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=False)
+    except (AttributeError, ImportError) as error:
+        raise LoadError(
+            f"unpickling {path} needs a class that is not here: {brief(error)}",
+            help="run where the code that made it is installed, or save a state_dict there",
+            id="RA103",
+        ) from None
+    except Exception as error:
+        raise LoadError(
+            f"unpickling {path} raised {type(error).__name__}: {brief(error)}",
+            help="write or download it again",
+        ) from None
+    found = modules(content)
+    if len(found) > 1:
+        raise LoadError(
+            f"one pickled module was expected, and {path} holds {len(found)} "
+            f"({', '.join(name or 'the root' for name in list(found)[:3])})",
+            help="save the state_dict of the one you mean",
+        )
+    if found:
+        return read_module(next(iter(found.values())), path)
+    return read_model(named_tensors(content), Source(path, LOADER.name, sha256))
