@@ -6,6 +6,7 @@ equivalence · RA9xx our own faults. An id that is retired is never given out ag
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import NamedTuple
 
 from rnnaudit.results import Finding, Severity
@@ -184,6 +185,12 @@ FINDINGS: tuple[Known, ...] = (
         "steps that are masked forget nothing: count steps that are not, or cut them out before",
     ),
     Known(
+        "RA132",
+        "error",
+        "The proof file is missing, damaged, too large, or of another kind",
+        "give a file that rnnaudit certify wrote",
+    ),
+    Known(
         "RA202",
         "warning",
         "The model remembers longer than the data last",
@@ -359,3 +366,14 @@ def finding(id: str, where: str, message: str) -> Finding:  # noqa: A002
     """
     what = known(id)
     return Finding(id, what.severity, where, message, what.help)
+
+
+def page(id: str) -> str:  # noqa: A002
+    """Return the page of a finding, as Markdown: its title, then what `explain` prints of it.
+
+    Raises:
+        KeyError: No such id was ever given out.
+    """
+    what = known(id)
+    text = (files("rnnaudit") / "findings_pages" / f"{id}.md").read_text("utf-8")
+    return f"# {id} ({what.severity}): {what.title}\n\n{text}"

@@ -21,7 +21,7 @@ from rnnaudit.data import UNNAMED, Data
 from rnnaudit.errors import LoadError
 from rnnaudit.estimators.probes import KINDS, synthetic
 from rnnaudit.findings import finding
-from rnnaudit.model import Model, Site, Stack
+from rnnaudit.model import Model, Reading, Site, Stack
 from rnnaudit.results import Finding
 from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.slots import of_graph
@@ -106,6 +106,8 @@ def _description(data: Data | None, stacks: Sequence[_Rows], made_up: Sequence[b
     """Say what was measured on; of synthetic inputs also how large they are."""
     if data is not None:
         return data.describe()
+    if not stacks:
+        return "no sequences: nothing could be measured"
     sequences = min(int(rows.owners[-1].max()) + 1 for rows in stacks)
     length = max(x.shape[1] for rows in stacks for x in rows.groups)
     largest = max(
@@ -244,7 +246,7 @@ def _captured(
         site if site is not None and not site.scope else None
         for site in (stack.layers[0].site for stack in model.stacks)
     ]
-    fetch = [site.x for site in sites if site is not None]
+    fetch = [name for site in sites if site is not None for name in _values(site)]
     outcome = runtime.run(model.path, [feed.values for feed in feeds], fetch=fetch)
     if outcome.outputs is None and data is not None:
         raise LoadError(
@@ -261,7 +263,7 @@ def _captured(
         if site is None:
             findings.append(_not_seen(stack.name, "it sits in a branch of the graph"))
             continue
-        rows, left = _owned([_batch(found[site.x], site) for found in outcome.outputs], feeds)
+        rows, left = _owned([_batch(found, site) for found in outcome.outputs], feeds)
         steps = max(len(x) for _, x in rows)
         if steps < SHORTEST:
             reason = f"the graph gives it {steps} step{'s' if steps > 1 else ''} per call"
@@ -304,7 +306,31 @@ def _not_seen(where: str, reason: str) -> Finding:
     )
 
 
-def _batch(found: NDArray[np.generic], site: Site) -> Tensor:
-    """Bring a captured value [T, N, I], or [N, T, I] with layout 1, to [N, T, I] in float64."""
-    x = torch.from_numpy(np.ascontiguousarray(found.astype(np.float64)))
-    return x if site.layout == 1 else x.transpose(0, 1).contiguous()
+def _values(site: Site) -> tuple[str, ...]:
+    """Name what a layer reads."""
+    return tuple(reading.value for reading in site.reads) or (site.x,)
+
+
+def _batch(found: Mapping[str, NDArray[np.generic]], site: Site) -> Tensor:
+    """Bring what was captured, [T, N, I] or [N, T, I] with layout 1, to [N, T, I] in float64."""
+    if not site.reads:
+        x = _exact(found[site.x])
+        return x if site.layout == 1 else x.transpose(0, 1).contiguous()
+    parts = [_entries(_exact(found[reading.value]), reading) for reading in site.reads]
+    N, T = (max(part.shape[i] for part in parts) for i in (0, 1))
+    return torch.cat([part.expand(N, T, -1) for part in parts], dim=-1)
+
+
+def _exact(found: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(found.astype(np.float64)))
+
+
+def _entries(value: Tensor, reading: Reading) -> Tensor:
+    """Bring one value to [N, T, features], with T or N = 1 where it has no such axis."""
+    front = [axis for axis in (reading.batch, reading.time) if axis is not None]
+    value = value.movedim(front, list(range(len(front))))
+    if reading.batch is None:
+        value = value.unsqueeze(0)
+    if reading.time is None:
+        value = value.unsqueeze(1)
+    return value.flatten(2) if value.ndim > 2 else value.unsqueeze(2)

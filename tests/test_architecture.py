@@ -20,11 +20,11 @@ FLOORS = {
             ("results", "errors", "findings", "threads", "versions"),
             ("model", "reports"),
             ("cells", "norms", "runtime", "runtime_child", "loaders", "data", "policy"),
-            ("certificates", "estimators"),
+            ("certificates", "estimators", "loaders"),
             ("depth", "stabilize", "verification"),
             ("truncation", "observe", "evidence"),
             ("export", "examine"),
-            ("planning", "refutation"),
+            ("planning", "refutation", "proving"),
             ("assembly", "trial"),
             ("api",),
             ("sweep", "integrations"),
@@ -147,7 +147,7 @@ def test_what_must_start_fast_imports_nothing_slow(module):
 
 def test_the_public_names_are_there_and_typed():
     assert (PACKAGE / "py.typed").exists()
-    for public in ("load", "audit", "truncate", "verify"):
+    for public in ("load", "audit", "truncate", "verify", "certify", "check"):
         assert callable(getattr(rnnaudit, public))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = rnnaudit.nothing

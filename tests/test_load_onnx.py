@@ -798,12 +798,12 @@ def loop(op):
 
 
 @pytest.mark.parametrize("op", ["Loop", "Scan"])
-def test_loops_are_named_as_not_read(tmp_path, op):
+def test_recurrences_inside_loops_are_named_as_not_read(tmp_path, op):
     found = read(tmp_path, loop(op))
     assert found.stacks == ()
     (skipped,) = found.skipped
     assert skipped.where == "turns"
-    wanted = f"a recurrence written as {op} is not read yet; its body holds 1 GRU"
+    wanted = f"a recurrence inside the body of a {op} is not read; it holds 1 GRU"
     assert skipped.reason == wanted
 
 

@@ -1,6 +1,6 @@
 """Closed-form steps and derivatives for every cell, batched."""
 
-from rnnaudit.cells import elman, gru, lstm  # noqa: F401  (registers the kinds)
+from rnnaudit.cells import elman, gru, lstm, traced  # noqa: F401  (registers the kinds)
 from rnnaudit.cells.interface import (
     Linearization,
     advance,

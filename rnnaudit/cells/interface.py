@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rnnaudit.model import Cell, ElmanCell, LSTMCell
+from rnnaudit.model import Cell, ElmanCell, LSTMCell, TracedCell
 
 CACHED = 1 << 17  # float64 numbers in the gates of a block: 1 MiB
 
@@ -84,6 +84,8 @@ def advance(cell: Cell, s: Tensor, z: Tensor) -> Tensor:
 
 def multiplications(cell: Cell) -> int:
     """Return the multiplications of one step's recurrent product, or of one jvp."""
+    if isinstance(cell, TracedCell):
+        return sum(weight.numel() for weight in cell.constants.values() if weight.ndim > 1)
     return (cell.W if isinstance(cell, ElmanCell) else cell.U).numel()
 
 
@@ -94,7 +96,7 @@ def step(cell: Cell, s: Tensor, x: Tensor) -> Tensor:
 
 def output(cell: Cell, s: Tensor) -> Tensor:
     """Return the output h [..., H] of a state s [..., S]."""
-    return s[..., : cell.hidden_size] if isinstance(cell, LSTMCell) else s
+    return s[..., : cell.hidden_size] if isinstance(cell, LSTMCell | TracedCell) else s
 
 
 def jacobian(cell: Cell, s: Tensor, x: Tensor) -> Tensor:

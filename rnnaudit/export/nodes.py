@@ -12,15 +12,34 @@ from rnnaudit.cells.activations import TAKES_ALPHA, TAKES_BETA, parameters
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.export.emit import Emitter
 from rnnaudit.export.interface import ONNX_NAMES
-from rnnaudit.model import Activation, Cell, ElmanCell, GRUCell, LSTMCell, Recurrence
+from rnnaudit.model import (
+    Activation,
+    ElmanCell,
+    GRUCell,
+    LSTMCell,
+    NamedCell,
+    Recurrence,
+    TracedCell,
+)
 
 _KINDS = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
 
 
 def find_node(graph: ir.Graph, name: str) -> ir.Node:
-    """Return the recurrent node of this name, which may sit in a branch of an If."""
+    """Return the recurrent node of this name, which may sit in a branch of an If.
+
+    Raises:
+        UnsupportedModelError: The recurrence was read from other operators.
+    """
     kinds = _KINDS.values()
-    return next(n for n in graph.all_nodes() if n.name == name and n.op_type in kinds)
+    for node in graph.all_nodes():
+        if node.name == name and node.op_type in kinds:
+            return node
+    raise UnsupportedModelError(
+        f"a layer to truncate must be an LSTM, GRU or RNN node, and {name} was read from other "
+        "operators",
+        help="export the model again with a recurrent layer of its framework",
+    )
 
 
 class RecurrentNode:
@@ -33,7 +52,7 @@ class RecurrentNode:
             UnsupportedModelError: A cell has an option that no ONNX operator has.
         """
         self._emit = emit
-        cells = [r.cell for r in recurrences]
+        cells = [_with_operator(r) for r in recurrences]
         self._kind = _KINDS[cells[0].kind]
         weights = [_onnx_weights(cell) for cell in cells]
         self._weights = [
@@ -74,7 +93,17 @@ class RecurrentNode:
         return self._emit.several(self._kind, *inputs, names=names, **self._attributes)
 
 
-def _activations(cell: Cell) -> tuple[Activation, ...]:
+def _with_operator(recurrence: Recurrence) -> NamedCell:
+    if isinstance(recurrence.cell, TracedCell):
+        raise UnsupportedModelError(
+            f"a layer that stays recurrent must have an ONNX operator, got {recurrence.label}, "
+            "whose step was read from other operators",
+            help="truncate it without --keep-ops, or leave it out",
+        )
+    return recurrence.cell
+
+
+def _activations(cell: NamedCell) -> tuple[Activation, ...]:
     if isinstance(cell, ElmanCell):
         return (cell.activation,)
     if isinstance(cell, GRUCell):
@@ -87,7 +116,7 @@ def _reorder(blocks: Tensor, order: Sequence[int]) -> Tensor:
     return torch.cat([parts[i] for i in order])
 
 
-def _onnx_weights(cell: Cell) -> tuple[Tensor, Tensor, Tensor]:
+def _onnx_weights(cell: NamedCell) -> tuple[Tensor, Tensor, Tensor]:
     """Return (W, R, B) of one direction in ONNX's order of gates: z, r, h or i, o, f, c."""
     if isinstance(cell, ElmanCell):
         return cell.U, cell.W, torch.cat([cell.b, torch.zeros_like(cell.b)])
@@ -112,7 +141,7 @@ def _onnx_weights(cell: Cell) -> tuple[Tensor, Tensor, Tensor]:
     return _reorder(cell.W, iofc), _reorder(cell.U, iofc), torch.cat([b, torch.zeros_like(b)])
 
 
-def _peephole(cell: Cell) -> Tensor:
+def _peephole(cell: NamedCell) -> Tensor:
     """Return the peepholes of one direction in ONNX's order i, o, f."""
     assert isinstance(cell, LSTMCell)
     if cell.peephole is None:

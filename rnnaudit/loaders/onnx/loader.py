@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.onnx.loops import LOOPS, read_loop
 from rnnaudit.loaders.onnx.nodes import GATES, Read, read
 from rnnaudit.loaders.onnx.reading import read_graph
 from rnnaudit.loaders.onnx.refusal import Refused
@@ -21,7 +22,6 @@ from rnnaudit.model import Model
 from rnnaudit.results import Skipped
 
 _STANDARD = {"", "ai.onnx"}
-_BODIES = {"Loop", "Scan"}
 _KINDS = re.compile("LSTM|GRU|RNN")
 
 
@@ -93,6 +93,8 @@ class _Walk:
                         self.graph(attribute.as_graph(), f"{_path(node, scope)}[{branch}]")
             elif node.op_type in GATES and node.domain in _STANDARD:
                 self._recurrence(node, scope)
+            elif node.op_type in LOOPS and node.domain in _STANDARD:
+                self._loop(node, scope)
             else:
                 self.known.visit(node)
                 reason = self._reason(node)
@@ -106,6 +108,25 @@ class _Walk:
             self.reads.append(read(node, self.wiring, where, scope, self.opset))
         except Refused as refused:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
+
+    def _loop(self, node: ir.Node, scope: str) -> None:
+        inside = _recurrent(list(_bodies(node)), self.model)
+        name = self._unique(node)
+        where = f"{scope}/{name.lstrip('/')}" if scope else name
+        if inside:
+            reason = (
+                f"a recurrence inside the body of a {node.op_type} is not read; it holds {inside}"
+            )
+            self.skipped.append(Skipped(where, reason))
+            return
+        try:
+            found = read_loop(node, self.wiring, where, scope, self.opset)
+        except Refused as refused:
+            self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
+            return
+        if found is not None:
+            node.name = name
+            self.reads.append(found)
 
     def _unique(self, node: ir.Node) -> str:
         """Return the node's name, or one like it where it has none or shares it."""
@@ -123,11 +144,6 @@ class _Walk:
         if called is not None:
             inside = _recurrent([called], self.model)
             return f"the function {node.op_type} holds {inside}, not read yet" if inside else ""
-        if node.op_type in _BODIES and node.domain in _STANDARD:
-            inside = _recurrent(list(_bodies(node)), self.model)
-            return f"a recurrence written as {node.op_type} is not read yet" + (
-                f"; its body holds {inside}" if inside else ""
-            )
         if node.domain not in _STANDARD and _KINDS.search(node.op_type):
             return f"{node.domain}.{node.op_type} is not read yet"
         return ""
@@ -172,7 +188,7 @@ def _recurrent(graphs: Iterable[ir.Graph | ir.Function], model: ir.Model) -> str
                 if node.op_identifier() not in called:
                     called.add(node.op_identifier())
                     waiting.append(function)
-            elif node.op_type in _BODIES or _KINDS.search(node.op_type):
+            elif node.op_type in LOOPS or _KINDS.search(node.op_type):
                 kinds[node.op_type] += 1
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 

@@ -66,6 +66,7 @@ class Read:
     """A node that was read: its layer (index 0 for now), and what its values look like.
 
     ``time`` and ``batch`` are the axes of X, ``features`` that of Y (directions × units).
+    ``finals`` hold the last step of Y again.
     """
 
     layer: Layer
@@ -77,6 +78,7 @@ class Read:
     features: Axis
     dtype: str
     findings: tuple[Finding, ...]
+    finals: frozenset[ir.Value] = frozenset()
 
 
 @dataclass(slots=True)
@@ -225,11 +227,25 @@ def _placed(reader: _Reader, layer: Layer, layout: int, findings: tuple[Finding,
     w = reader.input("W")
     dtype = "float32" if w is None or w.dtype is None else w.dtype.name.lower()
     return Read(
-        layer, reader.node, x, y, time, batch, axis(D, H), _PLAIN.get(dtype, dtype), findings
+        layer,
+        reader.node,
+        x,
+        y,
+        time,
+        batch,
+        axis(D, H),
+        plain_name(dtype),
+        findings,
+        finals=frozenset(outputs[1:2]),
     )
 
 
 _PLAIN = {"float": "float32", "double": "float64"}
+
+
+def plain_name(dtype: str) -> str:
+    """Name a data type as NumPy does."""
+    return _PLAIN.get(dtype, dtype)
 
 
 # --- weights --------------------------------------------------------------------------------

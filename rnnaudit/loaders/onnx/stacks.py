@@ -93,8 +93,7 @@ def _whole(chain: Sequence[Read], graph: ir.Graph, known: Knowledge) -> bool:
     if any(r.initial.source == "computed" for read in chain for r in read.layer.recurrences):
         return False
     layouts = [known.layout(value) for value in graph.outputs]
-    finals = set(last.node.outputs[1:2])  # Y_h is the last step of Y
-    over_time = [lay for lay in layouts if lay is None or lay.origin not in finals]
+    over_time = [lay for lay in layouts if lay is None or lay.origin not in last.finals]
     return len(over_time) == 1 and over_time[0] is not None and _leaves(last, over_time[0], known)
 
 

@@ -67,6 +67,14 @@ class Knowledge:
             self._layouts[value] = known
         return known if rank is None or len(known.axes) == rank else None
 
+    def alias(self, value: ir.Value, source: ir.Value) -> None:
+        """Let a value inside a body be what it always is outside."""
+        content, layout = self.content(source), self._layouts.get(source)
+        if content is not None:
+            self._contents[value] = content
+        if layout is not None:
+            self._layouts[value] = layout
+
     def track(self, value: ir.Value, layout: Layout) -> None:
         """Keep a layout that follows from what an operator does."""
         self._layouts[value] = layout

@@ -1,0 +1,529 @@
+"""Loop and Scan nodes: which of what they carry is memory, and what every step reads.
+
+A loop carries more than its state: a step counter, a condition, weights that never change,
+arrays that outputs are collected in. Only what a later step reads of an earlier one's
+numbers is state. A sequence is what every step reads one entry of, at an index that the
+counter decides; counting down, the loop runs backwards in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from rnnaudit.findings import finding
+from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
+from rnnaudit.loaders.onnx.bodies import (
+    STANDARD,
+    Carried,
+    Entering,
+    captured,
+    region,
+    resolved,
+    trace,
+)
+from rnnaudit.loaders.onnx.initial import initial_state
+from rnnaudit.loaders.onnx.nodes import Read, plain_name
+from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.loaders.onnx.shapes import shape_of
+from rnnaudit.loaders.onnx.wiring import Wiring
+from rnnaudit.model import Layer, Reading, Recurrence, Site
+from rnnaudit.results import Finding
+
+LOOPS = frozenset({"Loop", "Scan"})
+
+_COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
+_SCALES = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """What one step hands to the next: its names inside the body, its start, its last value."""
+
+    before: ir.Value
+    after: ir.Value
+    start: ir.Value
+    final: ir.Value | None
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Its type; float where none is declared."""
+        return self.before.dtype or self.start.dtype or self.after.dtype or ir.DataType.FLOAT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What every step reads one entry of: ``entry`` in the body is ``whole`` at the step's index.
+
+    ``time`` is the axis that is read along, None where every step reads the same. ``kept``
+    says that the entry keeps the axis, with length 1. ``batch`` is an axis that the body
+    never sees (Scan of opset 8).
+    """
+
+    entry: ir.Value
+    whole: ir.Value
+    time: int | None
+    reverse: bool = False
+    kept: bool = False
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What every step gives, stacked along ``time``: ``entry`` in the body, ``whole`` after it."""
+
+    entry: ir.Value
+    whole: ir.Value
+    time: int = 0
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Looped:
+    """A Loop or a Scan with its wiring laid open; ``counters`` are what counts its steps."""
+
+    node: ir.Node
+    body: ir.Graph
+    variables: list[Variable]
+    sequences: list[Source]
+    outputs: list[Output]
+    counters: set[ir.Value]
+    trips: ir.Value | None = None
+    condition: ir.Value | None = None
+
+
+def read_loop(node: ir.Node, wiring: Wiring, name: str, scope: str, opset: int) -> Read | None:
+    """Read a Loop or a Scan; None where nothing that it carries is memory.
+
+    Args:
+        node: The node.
+        wiring: What every value before it is, and what it is made of.
+        name: What to call the recurrence; unique in the file.
+        scope: The path of the If branch it sits in, empty at the top.
+        opset: The opset that the model imports.
+
+    Raises:
+        Refused: Something that is not read; the message names it.
+        LoadError: A weight holds NaN, or does not fit its declared shape.
+    """
+    loop = _scan(node, opset) if node.op_type == "Scan" else _loop(node)
+    return _Walk(loop, wiring, name, scope, opset).read()
+
+
+def _loop(node: ir.Node) -> Looped:
+    body = _body(node)
+    count = len(node.inputs) - 2
+    if count < 0 or len(body.inputs) != 2 + count or len(body.outputs) < 1 + count:
+        raise Refused("its body does not take and give what the Loop carries")
+    whole = [*node.outputs]
+    return Looped(
+        node,
+        body,
+        _variables(body.inputs[2:], body.outputs[1 : 1 + count], node.inputs[2:], whole[:count]),
+        [],
+        [Output(o, w) for o, w in zip(body.outputs[1 + count :], whole[count:], strict=False)],
+        {body.inputs[0], body.inputs[1]},
+        trips=node.inputs[0],
+        condition=body.outputs[0],
+    )
+
+
+def _scan(node: ir.Node, opset: int) -> Looped:
+    body, old = _body(node), opset < 9
+    given = [*node.inputs[1:]] if old else [*node.inputs]
+    if old and node.inputs[0] is not None:
+        raise Refused("Scan of opset 8 with sequence lengths is not read")
+    scanned = int(node.attributes["num_scan_inputs"].as_int())
+    count = len(given) - scanned
+    if count < 0 or len(body.inputs) != len(given) or len(body.outputs) < count:
+        raise Refused("its body does not take and give what the Scan carries")
+    stacked = len(body.outputs) - count
+    into = _integers(node, "directions" if old else "scan_input_directions", scanned)
+    out = _integers(node, "scan_output_directions", stacked)
+    along = [1] * scanned if old else _integers(node, "scan_input_axes", scanned)
+    written = [1] * stacked if old else _integers(node, "scan_output_axes", stacked)
+    sequences = []
+    for i in range(scanned):
+        whole = given[count + i]
+        if whole is None:
+            raise Refused("a sequence of the Scan is absent")
+        sequences.append(
+            Source(body.inputs[count + i], whole, along[i], bool(into[i]), batch=0 if old else None)
+        )
+    return Looped(
+        node,
+        body,
+        _variables(
+            body.inputs[:count], body.outputs[:count], given[:count], [*node.outputs[:count]]
+        ),
+        sequences,
+        [
+            Output(entry, whole, time, bool(reverse))
+            for entry, whole, time, reverse in zip(
+                body.outputs[count:], node.outputs[count:], written, out, strict=False
+            )
+        ],
+        set(),
+    )
+
+
+def _body(node: ir.Node) -> ir.Graph:
+    attribute = node.attributes.get("body")
+    if attribute is None or attribute.type != ir.AttributeType.GRAPH:
+        raise Refused("it has no body")
+    return attribute.as_graph()
+
+
+def _integers(node: ir.Node, name: str, count: int) -> list[int]:
+    attribute = node.attributes.get(name)
+    found = [0] * count if attribute is None else [int(i) for i in attribute.as_ints()]
+    if len(found) != count:
+        raise Refused(f"{name} must have {count} entries, got {len(found)}")
+    return found
+
+
+def _variables(
+    before: Sequence[ir.Value],
+    after: Sequence[ir.Value],
+    start: Sequence[ir.Value | None],
+    final: Sequence[ir.Value],
+) -> list[Variable]:
+    found = []
+    for i, (b, a, s) in enumerate(zip(before, after, start, strict=True)):
+        if s is None:
+            raise Refused("a state of the loop has no start")
+        found.append(Variable(b, a, s, final[i] if i < len(final) else None))
+    return found
+
+
+class _Walk:
+    """One loop, from its wiring to a recurrence."""
+
+    def __init__(self, loop: Looped, wiring: Wiring, name: str, scope: str, opset: int) -> None:
+        self.loop, self.wiring, self.known = loop, wiring, wiring.known
+        self.name, self.scope, self.opset = name, scope, opset
+        self.fixed = {v.before: v.start for v in loop.variables if resolved(v.after) is v.before}
+        for before, start in self.fixed.items():
+            self.known.alias(before, start)
+        for inner in loop.body:
+            self.known.visit(inner)
+        self.counters = self._counters()
+
+    def read(self) -> Read | None:
+        """Return the recurrence, or None where there is none."""
+        loop = self.loop
+        states = [v for v in loop.variables if self._is_state(v)]
+        if not states:
+            return None
+        for state in states:
+            if not state.dtype.is_floating_point():
+                raise Refused(f"its state {state.before.name!r} is of type {state.dtype.name}")
+        if loop.condition is not None and "state" in self._made_of()[loop.condition]:
+            raise Refused("how many steps it takes depends on its own state")
+        states, output = self._ordered(states)
+        counted = [] if loop.sequences else self._counted()
+        sequences = self._used(states, [*loop.sequences, *counted])
+        if not sequences:
+            raise Refused("its steps read no sequence")
+        if len({s.reverse for s in sequences if s.time is not None}) > 1:
+            raise Refused("it reads one sequence forwards and another backwards")
+        return self._placed(states, output, sequences)
+
+    # --- what is memory ---------------------------------------------------------------------
+
+    def _made_of(self, counters: set[ir.Value] | None = None) -> dict[ir.Value, frozenset[str]]:
+        """Say of each value whether the steps' number, the state or a sequence is in it."""
+        counters = self.counters if counters is None else counters
+        kinds: dict[ir.Value, frozenset[str]] = {}
+        for variable in self.loop.variables:
+            kinds[variable.before] = frozenset(() if variable.before in self.fixed else ("state",))
+        kinds.update({s.entry: frozenset({"entry"}) for s in self.loop.sequences})
+        kinds.update({value: frozenset({"step"}) for value in counters})
+        nothing: frozenset[str] = frozenset()
+        for node in self.loop.body:
+            inside = nothing.union(*(kinds.get(value, nothing) for value in captured(node)))
+            kinds.update(dict.fromkeys(node.outputs, inside))
+        for value in self.loop.body.outputs:
+            kinds.setdefault(value, nothing)
+        return kinds
+
+    def _counters(self) -> set[ir.Value]:
+        """Return the whole numbers and truth values that follow from the number of the step."""
+        counting = [
+            v
+            for v in self.loop.variables
+            if v.before not in self.fixed and not v.dtype.is_floating_point()
+        ]
+        while True:
+            counters = self.loop.counters | {v.before for v in counting}
+            kinds = self._made_of(counters)
+            kept = [v for v in counting if kinds[v.after] <= {"step"}]
+            if len(kept) == len(counting):
+                return counters
+            counting = kept
+
+    def _is_state(self, variable: Variable) -> bool:
+        if variable.before in self.fixed or variable.before in self.counters:
+            return False
+        uses = {use.node for use in variable.before.uses()}
+        collector = resolved(variable.after).producer()
+        collects = collector is not None and collector.op_type in _COLLECTS
+        return bool(uses) and not (collects and uses == {collector})
+
+    def _ordered(self, states: list[Variable]) -> tuple[list[Variable], Output | None]:
+        """Put the state that is the output first, and find where the loop gives it."""
+        for output in self.loop.outputs:
+            if not _read(output.whole):
+                continue
+            for state in states:
+                if resolved(output.entry) is resolved(state.after):
+                    return [state, *(s for s in states if s is not state)], output
+        outside = [s for s in states if s.final is not None and _read(s.final)]
+        if any(_read(output.whole) for output in self.loop.outputs) or not outside:
+            return states, None
+        return [outside[0], *(s for s in states if s is not outside[0])], None
+
+    # --- what every step reads --------------------------------------------------------------
+
+    def _outside(self, value: ir.Value) -> ir.Value | None:
+        """Return the value outside the body that this one always is."""
+        value = resolved(value)
+        value = resolved(self.fixed[value]) if value in self.fixed else value
+        node = value.producer()
+        inner = node.graph is self.loop.body if node is not None else False
+        return None if inner or value in self.loop.body.inputs else value
+
+    def _counted(self) -> list[Source]:
+        """Return what the steps pick out of values by their number."""
+        kinds, found = self._made_of(), []
+        for node in self.loop.body:
+            if node.op_type not in {"Gather", "Slice"} or node.domain not in STANDARD:
+                continue
+            data, index = node.inputs[0], node.inputs[1]
+            if data is None or index is None or "step" not in kinds.get(index, ()):
+                continue
+            whole = self._outside(data)
+            if whole is None or self.known.constant(whole) is not None:
+                continue
+            slope = self._slope(index)
+            if kinds[index] != {"step"} or slope not in {1, -1}:
+                raise Refused(f"it reads {whole.name!r} in an order that is not followed")
+            along, kept = self._along(node, index)
+            found.append(Source(node.outputs[0], whole, along, slope < 0, kept))
+        return found
+
+    def _along(self, node: ir.Node, index: ir.Value) -> tuple[int, bool]:
+        """Return the axis that a Gather or Slice picks from, and whether it stays."""
+        if node.op_type == "Gather":
+            attribute = node.attributes.get("axis")
+            rank = shape_of(self.known, index)
+            kept = rank is not None and len(rank) > 0
+            return (0 if attribute is None else int(attribute.as_int())), kept
+        axes = self.known.constant(node.inputs[3]) if len(node.inputs) > 3 else np.zeros(1)
+        if axes is None or axes.size != 1:
+            raise Refused("it cuts entries out of a sequence along several axes")
+        return int(axes.reshape(-1)[0]), True
+
+    def _slope(self, value: ir.Value) -> int | None:
+        """Return by how much a whole number grows with each step; None where that is unknown."""
+        value = resolved(value)
+        if value in self.counters:
+            return self._pace(value)
+        node = value.producer()
+        if node is None or node.graph is not self.loop.body:
+            return 0
+        if self.known.constant(value) is not None:
+            return 0
+        if node.op_type in {"Add", "Sub"}:
+            a, b = (self._slope(v) if v is not None else None for v in node.inputs)
+            if a is None or b is None:
+                return None
+            return a + b if node.op_type == "Add" else a - b
+        source = node.inputs[0]
+        if source is None or node.op_type not in _SCALES | {"Neg"}:
+            return None
+        slope = self._slope(source)
+        return -slope if slope is not None and node.op_type == "Neg" else slope
+
+    def _pace(self, counter: ir.Value) -> int | None:
+        """Return by how much a counter grows: the step's number by 1, others as they are summed."""
+        for variable in self.loop.variables:
+            if variable.before is counter:
+                node = resolved(variable.after).producer()
+                if node is None or node.op_type not in {"Add", "Sub"}:
+                    return None
+                sources = [None if v is None else resolved(v) for v in node.inputs]
+                if counter not in sources:
+                    return None
+                by = self.known.constant(node.inputs[1 - sources.index(counter)])
+                if by is None or by.size != 1:
+                    return None
+                step = int(by.reshape(-1)[0])
+                return step if node.op_type == "Add" else -step
+        return 1
+
+    def _used(self, states: list[Variable], sequences: list[Source]) -> list[Source]:
+        """Return the sequences that reach the state, and values that every step reads whole."""
+        stops = {s.before for s in states} | {s.entry for s in sequences}
+        found = region([s.after for s in states], stops, self.known, self.loop.body)
+        held = []
+        for value in found.loose:
+            if value in self.counters:
+                raise Refused("its state depends on the number of the step")
+            outside = self._outside(value)
+            if outside is None:
+                raise Refused(f"its state depends on {value.name!r}, which no step gives it")
+            held.append(Source(value, outside, None))
+        used = [s for s in sequences if s.entry in found.given]
+        used.sort(key=lambda s: s.whole.dtype == ir.DataType.BOOL)
+        return [*used, *held] if used else []
+
+    # --- what becomes of it -----------------------------------------------------------------
+
+    def _placed(
+        self, states: list[Variable], output: Output | None, sequences: list[Source]
+    ) -> Read:
+        """Trace the step and say where it sits among the graph's values."""
+        carried = [
+            Carried(s.before, s.after, self._shape(s.before.name, s.before, s.start, s.after))
+            for s in states
+        ]
+        entering = [Entering(s.entry, self._entry_shape(s), s.whole.dtype) for s in sequences]
+        carried, entering = _for_one(carried, entering)
+        finals = [s.final is not None and _read(s.final) for s in states]
+        outputs = 1 if output is not None or finals[0] else len(states)
+        cell = trace(
+            carried, entering, self.known, self.loop.body, opset=self.opset, outputs=outputs
+        )
+        state, findings = initial_state(
+            [(s.start, c.shape) for s, c in zip(states, carried, strict=True)],
+            self.wiring,
+            self.name,
+        )
+        reverse = next(s.reverse for s in sequences if s.time is not None)
+        x, time, batch = self._axes(sequences)
+        node = self.loop.node
+        layer = Layer(
+            (Recurrence(self.name, 0, cell, state, reverse),),
+            Site(
+                node=node.name or self.name,
+                x=sequences[0].whole.name or "",
+                layout=int(sequences[0].time == 1),
+                scope=self.scope,
+                reads=tuple(map(self._reading, sequences)),
+            ),
+        )
+        units = axis(Atom(f"{self.name}:units", cell.hidden_size))
+        y = None if output is None else output.whole
+        if y is not None and output is not None and len(carried[0].shape) == 2:
+            over = time if output.reverse == reverse and self._full(time) else self._fresh("steps")
+            axes = (batch, over, units) if output.time == 1 else (over, batch, units)
+            self.known.track(y, Layout(y, axes))
+            self.known.recurrent.add(y)
+        last = states[0].final
+        return Read(
+            layer,
+            node,
+            x,
+            y,
+            time,
+            batch,
+            units,
+            plain_name(states[0].dtype.name.lower()),
+            (self._note(states, sequences), *self._holds(states), *findings),
+            frozenset() if last is None else frozenset({last}),
+        )
+
+    def _shape(self, name: str | None, *values: ir.Value) -> tuple[int, ...]:
+        """Return a value's shape for one sequence: what only the run decides is 1."""
+        sizes = shape_of(self.known, *values)
+        if sizes is None:
+            raise Refused(f"the shape of {name!r} is not known")
+        return tuple(1 if n is None else n for n in sizes)
+
+    def _entry_shape(self, sequence: Source) -> tuple[int, ...]:
+        whole = self._shape(sequence.whole.name, sequence.whole)
+        gone = {sequence.batch}
+        if sequence.time is not None:
+            along = sequence.time % max(1, len(whole))
+            if sequence.kept:
+                whole = (*whole[:along], 1, *whole[along + 1 :])
+            else:
+                gone.add(along)
+        return tuple(n for i, n in enumerate(whole) if i not in gone)
+
+    def _reading(self, sequence: Source) -> Reading:
+        """Say along which axes a value is read; the first that is left is that of sequences."""
+        rank = len(self._shape(sequence.whole.name, sequence.whole))
+        time = None if sequence.time is None else sequence.time % rank
+        left = [i for i in range(rank) if i != time]
+        batch = sequence.batch if sequence.batch is not None else left[0] if len(left) > 1 else None
+        return Reading(sequence.whole.name or "", time, batch)
+
+    def _axes(self, sequences: list[Source]) -> tuple[Layout, Axis, Axis]:
+        """Return the axes of a lone sequence [T, N, I] or [N, T, I]; unknown ones otherwise."""
+        first = sequences[0]
+        layout = self.known.layout(first.whole, rank=3)
+        if len(sequences) == 1 and layout is not None and not first.kept and first.time in {0, 1}:
+            time, batch = layout.axes[first.time], layout.axes[1 - first.time]
+            return layout, time, batch
+        parts = self._fresh("time"), self._fresh("batch"), self._fresh("features")
+        return Layout(ir.Value(name=f"{self.name}:x"), parts), parts[0], parts[1]
+
+    def _fresh(self, what: str) -> Axis:
+        return axis(Atom(f"{self.name}:{what}"))
+
+    def _full(self, time: Axis) -> bool:
+        """Whether the loop is known to run once for every entry of its sequence."""
+        if self.loop.node.op_type == "Scan":
+            return True
+        trips, steps = self.known.content(self.loop.trips), length(time)
+        return isinstance(trips, np.ndarray) and trips.size == 1 and trips.item() == steps
+
+    def _note(self, states: list[Variable], sequences: list[Source]) -> Finding:
+        carries = " and ".join(repr(s.before.name) for s in states)
+        reads = " and ".join(
+            repr(s.whole.name) + (" at every step" if s.time is None else f" along axis {s.time}")
+            for s in sequences
+        )
+        op = self.loop.node.op_type
+        return finding("RA130", self.name, f"the {op} carries {carries} and reads {reads}")
+
+    def _holds(self, states: list[Variable]) -> list[Finding]:
+        """Warn of states that a condition passes on unchanged."""
+        held = []
+        for state in states:
+            node = resolved(state.after).producer()
+            if node is not None and node.op_type == "Where":
+                kept = [v for v in node.inputs[1:] if v is not None and resolved(v) is state.before]
+                held += [repr(state.before.name)] if kept else []
+        if not held:
+            return []
+        text = (
+            f"{' and '.join(held)} kept as before where a mask says so: such steps forget nothing"
+        )
+        return [finding("RA131", self.name, text)]
+
+
+def _read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _for_one(
+    carried: list[Carried], entering: list[Entering]
+) -> tuple[list[Carried], list[Entering]]:
+    """Take one sequence where the graph fixes how many it reads at once."""
+    parts = [c.shape for c in carried] + [e.shape for e in entering if len(e.shape) > 1]
+    rows = {shape[0] for shape in parts if len(shape) > 1}
+    if len(rows) != 1 or rows == {1} or any(len(shape) < 2 for shape in parts):
+        return carried, entering
+    return (
+        [Carried(c.before, c.after, (1, *c.shape[1:])) for c in carried],
+        [
+            Entering(e.value, (1, *e.shape[1:]) if len(e.shape) > 1 else e.shape, e.dtype)
+            for e in entering
+        ],
+    )

@@ -1,0 +1,51 @@
+"""How large a value is for one sequence: from declarations, constants and axes that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnnaudit.loaders.onnx.contents import Spread
+from rnnaudit.loaders.onnx.values import Knowledge
+
+Sizes = list[int | None]
+
+
+def shape_of(known: Knowledge, *values: ir.Value | None) -> Sizes | None:
+    """Return the axes' lengths, None where only the run decides; None where the rank is unknown.
+
+    Several values of one shape may be given: what any of them tells is told.
+    """
+    found: Sizes | None = None
+    for value in values:
+        for sizes in [] if value is None else _told(known, value):
+            if found is None:
+                found = sizes
+            elif len(sizes) == len(found):
+                found = [a if a is not None else b for a, b in zip(found, sizes, strict=True)]
+    return found
+
+
+def _told(known: Knowledge, value: ir.Value) -> list[Sizes]:
+    told: list[Sizes] = []
+    if value.shape is not None:
+        told.append([d if isinstance(d, int) else None for d in value.shape])
+    content = known.content(value)
+    if isinstance(content, np.ndarray):
+        told.append(list(content.shape))
+    else:
+        layout = known.layout(value)
+        if layout is not None:
+            told.append(_numbers(layout.sizes()))
+    node = value.producer()
+    if isinstance(content, Spread) and node is not None:
+        wanted = known.content(node.inputs[-1])
+        if node.op_type in {"ConstantOfShape", "Expand"} and isinstance(wanted, np.ndarray):
+            told.append(_numbers(wanted.tolist()))
+    return told
+
+
+def _numbers(sizes: Sequence[object]) -> Sizes:
+    return [n if isinstance(n, int) else None for n in sizes]

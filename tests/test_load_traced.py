@@ -1,0 +1,285 @@
+"""Recurrences written as operators are read as what ONNX Runtime computes, or refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from rnnaudit import cells
+from rnnaudit.loaders import load
+
+STEPS = 50
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def info(name, shape, kind=FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def op(kind, inputs, outputs, **attributes):
+    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
+
+
+def graph(nodes, inputs, outputs, constants=None, name="g"):
+    stored = [numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()]
+    return helper.make_graph(nodes, name, inputs, outputs, stored)
+
+
+def model(nodes, inputs, outputs, constants=None, *, opset=17, functions=()):
+    imports = [helper.make_opsetid("", opset)]
+    imports += [helper.make_opsetid(f.domain, 1) for f in functions]
+    made = graph(nodes, inputs, outputs, constants)
+    return helper.make_model(made, opset_imports=imports, ir_version=8, functions=functions)
+
+
+def draw(*shape, seed=0, scale=0.5):
+    rng = np.random.default_rng(seed + sum(shape))
+    return rng.normal(scale=scale, size=shape).astype(np.float32)
+
+
+def read(tmp_path, proto):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return load(path)
+
+
+def runtime(proto, feeds):
+    return onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
+
+
+def states(recurrence, x):
+    """Return the states [N, T, S] that follow zero under x [N, T, I]."""
+    x = torch.as_tensor(x, dtype=torch.float64)
+    return cells.trajectory(recurrence.cell, cells.reads(recurrence, x), recurrence.initial.value)
+
+
+def only(found):
+    (recurrence,) = found.recurrences()
+    return recurrence
+
+
+# --- Loop -------------------------------------------------------------------------------------
+
+
+def masked_loop():
+    """Write a loop as tf2onnx does: its own counter, a mask that holds, weights carried along."""
+    body = graph(
+        [
+            op("Gather", "X t", "x", axis=0),
+            op("Gather", "M t", "m", axis=0),
+            op("MatMul", "x U_in", "xu"),
+            op("MatMul", "h V", "hv"),
+            op("Add", "xu hv", "a"),
+            op("Tanh", "a", "n"),
+            op("Where", "m n h", "h_next"),
+            op("Add", "t one", "t_next"),
+            op("Less", "t_next steps", "more"),
+            op("Identity", "h_next", "y"),
+            op("Identity", "U_in", "U_out"),
+        ],
+        [
+            info("i", [], INT64),
+            info("go", [], BOOL),
+            info("t", [], INT64),
+            info("h", ["N", 4]),
+            info("U_in", [3, 4]),
+        ],
+        [
+            info("more", [], BOOL),
+            info("t_next", [], INT64),
+            info("h_next", ["N", 4]),
+            info("U_out", [3, 4]),
+            info("y", ["N", 4]),
+        ],
+        {"one": np.array(1), "steps": np.array(STEPS)},
+    )
+    nodes = [
+        op("Shape", "X", "shape"),
+        op("Gather", "shape one_", "rows", axis=0),
+        op("Unsqueeze", "rows axis0", "rows1"),
+        op("Concat", "rows1 four", "wanted", axis=0),
+        op("ConstantOfShape", "wanted", "h0"),
+        op("Loop", "trips yes zero h0 U", "t_last h_last U_last Y", name="while", body=body),
+    ]
+    return model(
+        nodes,
+        [info("X", ["T", "N", 3]), info("M", ["T", "N", 1], BOOL)],
+        [info("Y", ["T", "N", 4]), info("h_last", ["N", 4])],
+        {
+            "U": draw(3, 4),
+            "V": draw(4, 4),
+            "trips": np.array(STEPS),
+            "yes": np.array(True),
+            "zero": np.array(0),
+            "one_": np.array(1),
+            "axis0": np.array([0]),
+            "four": np.array([4]),
+        },
+    )
+
+
+def test_a_loop_with_a_mask_is_what_onnx_runtime_computes(tmp_path):
+    proto = masked_loop()
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    X = draw(STEPS, 2, 3, scale=1)
+    M = np.random.default_rng(1).random((STEPS, 2, 1)) < 0.7
+    Y, _ = runtime(proto, {"X": X, "M": M})
+    x = np.concatenate([X, M], axis=2).swapaxes(0, 1)
+    ours = cells.run(recurrence, torch.as_tensor(x, dtype=torch.float64))
+    assert np.abs(ours.numpy() - Y.swapaxes(0, 1)).max() < 1e-5
+    assert recurrence.cell.state_size == 4
+    assert recurrence.initial.source == "zero"
+    assert "RA131" in {f.id for f in found.findings}
+
+
+def test_a_masked_step_forgets_nothing(tmp_path):
+    cell = only(read(tmp_path, masked_loop())).cell
+    s, x = torch.randn(4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    held = torch.cat([x, torch.zeros(1, dtype=torch.float64)])
+    assert torch.equal(cells.step(cell, s, held), s)
+    assert torch.equal(cells.jacobian(cell, s, held), torch.eye(4, dtype=torch.float64))
+
+
+def test_a_loop_that_counts_down_runs_in_reverse(tmp_path):
+    body = graph(
+        [
+            op("Sub", "last i", "t"),
+            op("Gather", "X t", "x", axis=1),
+            op("MatMul", "h V", "hv"),
+            op("Add", "x hv", "a"),
+            op("Softsign", "a", "h_next"),
+            op("Identity", "go", "more"),
+        ],
+        [info("i", [], INT64), info("go", [], BOOL), info("h", ["N", 4])],
+        [info("more", [], BOOL), info("h_next", ["N", 4])],
+        {"last": np.array(STEPS - 1)},
+    )
+    proto = model(
+        [op("Loop", "trips yes h0", "h_last", name="while", body=body)],
+        [info("X", ["N", STEPS, 4]), info("h0", ["N", 4])],
+        [info("h_last", ["N", 4])],
+        {"V": draw(4, 4), "trips": np.array(STEPS), "yes": np.array(True)},
+    )
+    recurrence = only(read(tmp_path, proto))
+    assert recurrence.direction == "reverse"
+    assert (recurrence.initial.source, recurrence.initial.name) == ("graph input", "h0")
+    X = draw(2, STEPS, 4)
+    (last,) = runtime(proto, {"X": X, "h0": np.zeros((2, 4), np.float32)})
+    ours = cells.run(recurrence, torch.as_tensor(X, dtype=torch.float64))[:, 0]
+    assert np.abs(ours.numpy() - last).max() < 1e-5
+
+
+# --- Scan -------------------------------------------------------------------------------------
+
+
+def closed_loop(direction=0):
+    body = graph(
+        [
+            op("Add", "u y", "x"),
+            op("MatMul", "x U", "xu"),
+            op("MatMul", "h V", "hv"),
+            op("Add", "xu hv", "a"),
+            op("Tanh", "a", "h_next"),
+            op("MatMul", "h_next C", "y_next"),
+            op("Identity", "y_next", "out"),
+        ],
+        [info("h", ["N", 4]), info("y", ["N", 2]), info("u", ["N", 2])],
+        [info("h_next", ["N", 4]), info("y_next", ["N", 2]), info("out", ["N", 2])],
+    )
+    return model(
+        [
+            op(
+                "Scan",
+                "h0 y0 X",
+                "h_last y_last Y",
+                name="scan",
+                body=body,
+                num_scan_inputs=1,
+                scan_input_directions=[direction],
+                scan_output_directions=[direction],
+            )
+        ],
+        [info("X", ["T", 1, 2])],
+        [info("Y", ["T", 1, 2])],
+        {
+            "U": draw(2, 4),
+            "V": draw(4, 4),
+            "C": draw(4, 2),
+            "h0": draw(1, 4, seed=5),
+            "y0": draw(1, 2, seed=6),
+        },
+    )
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_a_scan_carries_all_that_it_feeds_back(tmp_path, direction):
+    proto = closed_loop(direction)
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert found.whole
+    assert (recurrence.cell.hidden_size, recurrence.cell.state_size) == (2, 6)
+    assert recurrence.direction == ("reverse" if direction else "forward")
+    assert recurrence.initial.source == "constant"
+    X = draw(STEPS, 1, 2, scale=1)
+    (Y,) = runtime(proto, {"X": X})
+    ours = cells.run(recurrence, torch.as_tensor(X.swapaxes(0, 1), dtype=torch.float64))
+    assert np.abs(ours.numpy() - Y.swapaxes(0, 1)).max() < 1e-5
+
+
+def test_a_batch_first_scan_of_opset_8_reads_each_sequence(tmp_path):
+    body = graph(
+        [
+            op("MatMul", "h V", "hv"),
+            op("Add", "x hv", "a"),
+            op("Tanh", "a", "h_next"),
+            op("Identity", "h_next", "y"),
+        ],
+        [info("h", [4]), info("x", [4])],
+        [info("h_next", [4]), info("y", [4])],
+    )
+    proto = model(
+        [helper.make_node("Scan", ["", "h0", "X"], ["h_last", "Y"], body=body, num_scan_inputs=1)],
+        [info("h0", ["N", 4]), info("X", ["N", "T", 4])],
+        [info("h_last", ["N", 4]), info("Y", ["N", "T", 4])],
+        {"V": draw(4, 4)},
+        opset=8,
+    )
+    recurrence = only(read(tmp_path, proto))
+    X = draw(2, STEPS, 4)
+    _, Y = runtime(proto, {"X": X, "h0": np.zeros((2, 4), np.float32)})
+    ours = cells.run(recurrence, torch.as_tensor(X, dtype=torch.float64))
+    assert np.abs(ours.numpy() - Y).max() < 1e-5
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def scan_of(nodes, constants):
+    body = graph(
+        nodes,
+        [info("h", ["N", 4]), info("x", ["N", 4])],
+        [info("h_next", ["N", 4])],
+    )
+    return model(
+        [op("Scan", "h0 X", "h_last", name="scan", body=body, num_scan_inputs=1)],
+        [info("X", ["T", "N", 4]), info("h0", ["N", 4])],
+        [info("h_last", ["N", 4])],
+        constants,
+    )
+
+
+def test_an_operator_that_is_not_read_is_named(tmp_path):
+    proto = scan_of([op("Add", "x h", "a"), op("Det", "a", "d"), op("Mul", "d h", "h_next")], {})
+    (skipped,) = read(tmp_path, proto).skipped
+    assert skipped.where == "scan"
+    assert skipped.reason == "Scan: the step holds Det, an operator that is not read there"
+
+
+def test_a_state_that_changes_its_shape_is_refused(tmp_path):
+    proto = scan_of([op("Add", "x h", "a"), op("Transpose", "a", "h_next")], {})
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "the state h has shape [1, 4] before a step and [4, 1] after it" in skipped.reason
