@@ -4,6 +4,8 @@
 >>> model = rnnaudit.load("model.pt")                 # doctest: +SKIP
 >>> report = rnnaudit.audit(model, eps=1e-3)          # doctest: +SKIP
 >>> report = rnnaudit.truncate(model, "out.onnx", eps=1e-3)  # doctest: +SKIP
+>>> report = rnnaudit.certify(model, "proof.json", eps=1e-3)  # doctest: +SKIP
+>>> rnnaudit.check("proof.json", model).proof_file.valid  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rnnaudit.api import audit, load, truncate, verify
+    from rnnaudit.api import audit, certify, check, load, truncate, verify
     from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError, UsageError
     from rnnaudit.results import Report
 
@@ -24,6 +26,8 @@ __all__ = [
     "UsageError",
     "__version__",
     "audit",
+    "certify",
+    "check",
     "load",
     "truncate",
     "verify",

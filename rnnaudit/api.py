@@ -10,34 +10,62 @@ from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from rnnaudit import assembly, loaders, trial
+from rnnaudit import assembly, loaders, proving, trial
 from rnnaudit.data import Data, load_data, of_arrays
 from rnnaudit.errors import UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
+from rnnaudit.loaders.module import made, read_module
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.planning import Wanted, chosen, plans
 from rnnaudit.refutation import save_witness
 from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Plan, Shape
+from rnnaudit.verification import live
 from rnnaudit.verification import verify as compare
 
-Source = Model | str | Path
+Source = Model | str | Path | nn.Module
 
 Sequences = Data | str | Path | NDArray[Any] | Tensor | list[Any] | Mapping[str, Any]
 """Where sequences come from: a path, or arrays [T, F] or [N, T, F], also by graph input."""
 
 
-def load(path: str | Path) -> Model:
-    """Read a PyTorch state_dict or an ONNX model; nothing in the file is executed.
+def load(
+    source: str | Path | nn.Module,
+    *,
+    trust_pickle: bool = False,
+) -> Model:
+    """Read a PyTorch or ONNX file, executing nothing in it, or the recurrences of a live module.
+
+    Args:
+        source: A path; or a module, which is run once, in eval mode, to see whether it does
+            more than its recurrence.
+        trust_pickle: Unpickle a PyTorch file that needs code, which runs whatever it says.
 
     Raises:
         LoadError: The file is missing, damaged, or of a kind that is not read.
         UnsupportedModelError: It was read, and holds no recurrence that can be audited.
     """
-    return loaders.load(path)
+    if isinstance(source, nn.Module):
+        return live.confirmed(read_module(source), source)
+    return loaders.load(source, trust_pickle=trust_pickle)
+
+
+def build(factory: str, weights: str | Path | None = None) -> Model:
+    """Run ``package.module:callable``, and read the recurrences of the module that it returns.
+
+    Args:
+        factory: What to import and call without arguments.
+        weights: A file of the module's state_dict, to load into it.
+
+    Raises:
+        LoadError: It fails, or returns no module, or the weights do not fit it.
+        UnsupportedModelError: The module holds no recurrence that can be read.
+    """
+    module = made(factory, None if weights is None else Path(weights))
+    return live.confirmed(read_module(module, Path(factory)), module)
 
 
 def audit(
@@ -52,6 +80,7 @@ def audit(
     seed: int = 0,
     confidence: float = 0.95,
     time_budget: float | None = None,
+    pictures: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Say how far back each recurrence of a model remembers, and on what evidence.
@@ -72,6 +101,7 @@ def audit(
         seed: Of everything that is random.
         confidence: Of the statements about unseen sequences.
         time_budget: Seconds for proofs and measurements; what it cuts short is labelled.
+        pictures: Also compute what only the charts of an HTML report show.
         progress: Called with what is being done and the share that is done.
 
     Raises:
@@ -80,12 +110,12 @@ def audit(
     """
     settings = Settings(
         eps=eps,
-    pictures: bool = False,
         norm=norm,
         confidence=confidence,
         seed=seed,
         time_budget=time_budget,
         input_range=input_range,
+        pictures=pictures,
     )
     model, data = _only(_model(model), layer), _data(data)
     found = _examined(model, data, settings, progress)
@@ -101,7 +131,6 @@ def truncate(
     depth: int | None = None,
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
-        pictures: Also compute what only the charts of an HTML report show.
     data: Sequences | None = None,
     input_range: tuple[float, float] | None = None,
     layer: str | None = None,
@@ -115,7 +144,6 @@ def truncate(
 ) -> Report:
     """Write the feed-forward ONNX model that replaces the recurrence, and verify it.
 
-        pictures=pictures,
     The depth rests on the strongest evidence that gives one within ``max_depth``: a proof,
     your data, synthetic inputs. A measured depth is taken at ε/2, so that inputs a little
     worse than those measured still keep ε; where verification on fresh inputs fails all
@@ -228,6 +256,79 @@ def verify(
     return assembly.of_comparison(model, candidate, judged, settings, data=data)
 
 
+def certify(
+    model: Source,
+    output: str | Path,
+    *,
+    eps: float = 1e-3,
+    norm: Norm = "max",
+    data: Sequences | None = None,
+    input_range: tuple[float, float] | None = None,
+    layer: str | None = None,
+    seed: int = 0,
+    time_budget: float | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Prove how fast a model forgets, and write the proof to a file that `check` accepts.
+
+    Args:
+        model: A loaded model, or the path of one.
+        output: Where the proof goes; written whole, or not at all where nothing is proved.
+        eps: The ε whose depth the proofs are chosen for; the file claims others beside it.
+        norm: As in `audit`.
+        data: Sequences whose box is the domain, where ``input_range`` does not say it.
+        input_range: As in `audit`.
+        layer: Prove only stacks with a recurrence whose label contains this.
+        seed: Of the searches.
+        time_budget: Seconds for the searches, which end with the best that they have.
+        progress: Called with what is being done and the share that is done.
+
+    Returns:
+        What the file proves: a report without measurements, and with ``proof_file`` unless
+        nothing was proved.
+
+    Raises:
+        UsageError: An argument makes no sense, or the file cannot be written.
+        LoadError: The model or the data cannot be read.
+    """
+    settings = Settings(
+        eps=eps, norm=norm, seed=seed, time_budget=time_budget, input_range=input_range
+    )
+    model, data = _only(_model(model), layer), _data(data)
+    seen = observe(model, data, seed=seed, input_range=input_range)
+    document, missing = proving.prove(model, seen, settings, progress)
+    raw = proving.dumped(document)
+    path = Path(output)
+    if not document["stacks"]:
+        return proving.nothing(model, settings, missing)
+    found = proving.report(document, model, path=path, size=len(raw), missing=missing, seed=seed)
+    try:
+        path.write_bytes(raw)
+    except OSError as error:
+        raise UsageError(
+            f"the proof must be writable, got {path}: {error.strerror}", id="RA003"
+        ) from error
+    return found
+
+
+def check(certificate: str | Path, model: Source) -> Report:
+    """Prove again what a file claims of a model, without the search that found it.
+
+    Args:
+        certificate: A file that `certify` wrote; nothing in it is trusted.
+        model: A loaded model, or the path of one.
+
+    Returns:
+        What was proved again; ``proof_file`` says whether all of it holds, and what does not.
+
+    Raises:
+        LoadError: A file cannot be read.
+    """
+    path = Path(certificate)
+    document, size = proving.read(path)
+    return proving.report(document, _model(model), path=path, size=size)
+
+
 def _examined(
     model: Model, data: Data | None, settings: Settings, progress: Progress | None
 ) -> Examination:
@@ -241,11 +342,11 @@ def _examined(
 def _model(source: Source) -> Model:
     if isinstance(source, Model):
         return source
-    if isinstance(source, (str, Path)):
+    if isinstance(source, (str, Path, nn.Module)):
         return load(source)
     raise UsageError(
-        f"a model must be a path or what rnnaudit.load returns, got {type(source).__name__}",
-        help="save a module's state_dict with torch.save and give its path",
+        "a model must be a path, an nn.Module or what rnnaudit.load returns, got "
+        f"{type(source).__name__}",
     )
 
 

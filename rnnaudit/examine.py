@@ -243,9 +243,10 @@ def _examined(
     stacks = []
     domains = []
     for i, stack in enumerate(model.stacks):
-        domain = _domain(model, seen.stacks[i], settings, synthetic=seen.synthetic[i])
+        domain = domain_of(model, seen.stacks[i], settings, synthetic=seen.synthetic[i])
         domains.append(domain)
-        proof = _prove(stack, domain, settings, work)
+        parts = 1 + sum(1 for _ in stack.recurrences())
+        proof = prove_stack(stack, domain, work.seconds(PROOF_SHARE * parts), settings.seed)
         owners = seen.owners[i]
         for recurrence in stack.recurrences():
             groups = seen.recurrences[recurrence.label]
@@ -454,19 +455,17 @@ def _refute(
     )
 
 
-def _prove(stack: Stack, domain: Domain, settings: Settings, work: _Work) -> StackCertificate:
-    """Look for proofs of a stack whose initial states are known."""
+def prove_stack(stack: Stack, domain: Domain, budget: float | None, seed: int) -> StackCertificate:
+    """Look for proofs of a stack whose initial states are known, for ``budget`` seconds."""
     computed = [r.label for r in stack.recurrences() if r.initial.source == "computed"]
     if computed:
         reason = NoProof(f"the graph computes the initial state of {computed[0]}")
         none = {r.label: CertificateSet((), reason) for r in stack.recurrences()}
         return StackCertificate(stack, none, reason.reason)
-    parts = 1 + sum(1 for _ in stack.recurrences())
-    budget = work.seconds(PROOF_SHARE * parts)
-    return certify_stack(stack, domain, time_budget=budget, seed=settings.seed)
+    return certify_stack(stack, domain, time_budget=budget, seed=seed)
 
 
-def _domain(
+def domain_of(
     model: Model, groups: Sequence[Tensor], settings: Settings, *, synthetic: bool
 ) -> Domain:
     """Return the inputs that proofs cover: the range given, the data's box, or |x| ≤ 1.

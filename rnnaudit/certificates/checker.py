@@ -40,6 +40,15 @@ from rnnaudit.model import ElmanCell, GRUCell, LSTMCell, Recurrence, fingerprint
 
 SCHEMA = "rnnaudit.certificate/1"
 
+NORMS = {
+    "metric": "weighted 2-norm",
+    "linear": "weighted 2-norm",
+    "comparison": "weighted max-norm",
+    "average": "weighted max-norm",
+    "norms": "∞-norm",
+}
+"""The norm that each form of proof contracts in."""
+
 METHODS = {
     "metric": ("spectral norm", "numerical radius", "circle criterion"),
     "linear": ("linear",),
@@ -72,6 +81,7 @@ class Checked:
 
     recurrence: str
     method: str
+    norm: str
     rate: float
     domain: str
     claims: tuple[Claim, ...]
@@ -253,7 +263,8 @@ class Proof:
         claims = self.entries.claims()
         for claim in claims:
             holds(claim, self.depth(claim.eps, claim.norm))
-        return Checked(self.label, self.method, self.rate, words(self.x), claims)
+        norm = NORMS[self.form]
+        return Checked(self.label, self.method, norm, self.rate, words(self.x), claims)
 
     def depth(
         self, eps: float, norm: str, A: Array | None = None, through: Array | None = None

@@ -28,6 +28,7 @@ SIGMOID = Activation("sigmoid")
 class CertificateError(RnnauditError):
     """A certificate that does not prove what it claims of this model."""
 
+    exit_code = 1
     default_id = "RA213"
 
 

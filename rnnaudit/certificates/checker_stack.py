@@ -78,7 +78,7 @@ def check_file(document: Any, model: Model) -> tuple[CheckedStack, ...]:
     unknown = [name for name in names if name not in stacks]
     if unknown or len(set(names)) < len(names):
         raise CertificateError(
-            f"the proof file speaks of {(unknown or names)[0][:80]!r}, which the model has not once"
+            f"it speaks of {(unknown or names)[0][:80]!r}, which the model does not have, or twice"
         )
     found = tuple(_checked(part, stacks[name]) for part, name in zip(parts, names, strict=True))
     if not any(stack.entries for stack in found):

@@ -21,7 +21,7 @@ from rnnaudit.certificates.interface import Certificate, CertificateSet, Domain,
 from rnnaudit.certificates.linear import LinearCertificate
 from rnnaudit.certificates.quadratic import Metric, QuadraticCertificate, enlarged
 from rnnaudit.certificates.stack import StackCertificate, cascades, columns
-from rnnaudit.model import ElmanCell, Readout, Recurrence, Stack, fingerprint
+from rnnaudit.model import ElmanCell, Layer, Readout, Recurrence, Stack, fingerprint
 from rnnaudit.results import EPSILONS
 
 _ROOM = 1 + 1e-8
@@ -48,7 +48,10 @@ def document(
     what was proved is too close to call for another program.
     """
     order = _ranked(proofs, eps)
-    written = _first(recurrence, domain, proofs, order, (*epsilons, eps))
+    alone = Stack(recurrence.name, (Layer((recurrence,)),))
+    label = recurrence.label
+    known = StackCertificate(alone, {label: proofs}, domains={label: domain})
+    written = _first(recurrence, known, order, (*epsilons, eps))
     return None if written is None else written[0]
 
 
@@ -64,7 +67,7 @@ def stack_document(
     best: tuple[float, dict[str, Any]] | None = None
     for orders in _orders(stack, proof, eps, norm):
         written = {
-            r.label: _first(r, proof.domains[r.label], proof.recurrences[r.label], order, epsilons)
+            r.label: _first(r, proof, order, epsilons)
             for r, order in zip(stack.recurrences(), orders, strict=True)
         }
         found = {label: entry for label, entry in written.items() if entry is not None}
@@ -143,14 +146,14 @@ def _ranked(
 
 def _first(
     recurrence: Recurrence,
-    domain: Domain,
-    proofs: CertificateSet,
+    known: StackCertificate,
     order: Sequence[Candidate],
     epsilons: Sequence[float],
 ) -> tuple[dict[str, Any], Proof, Candidate] | None:
     """Write the first candidate that the checker accepts."""
+    proofs = known.recurrences[recurrence.label]
     for candidate in order if proofs.dynamics is not None else ():
-        text = _written(recurrence, domain, proofs, candidate)
+        text = _written(recurrence, known.domains[recurrence.label], proofs, candidate)
         try:
             proof = Proof(text, recurrence)
         except CertificateError:

@@ -114,6 +114,16 @@ def emit(
     put(text, file)
 
 
+def emit_proof(report: Report, form: str, *, written: bool, quiet: bool) -> None:
+    """Write to stdout what a proof file proves."""
+    if form == Format.JSON:
+        emit(report, Format.JSON, quiet=quiet, verbose=False)
+        return
+    from rnnaudit.reports.proof import ProofRenderer
+
+    write(ProofRenderer(written, colour=_colour(), quiet=quiet).render(report))
+
+
 def put(text: str, file: str | None) -> None:
     """Write a text to ``file``, or to stdout without one.
 

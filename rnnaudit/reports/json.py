@@ -87,6 +87,8 @@ def as_dict(report: Report) -> dict[str, Any]:
         found["equivalence"] = asdict(report.equivalence)
     if report.export is not None:
         found["export"] = _export(report.export)
+    if report.proof_file is not None:
+        found["proof_file"] = asdict(report.proof_file)
     if report.gate is not None:
         found["gate"] = _gate(report.gate)
     plain: dict[str, Any] = _plain(found)
