@@ -1,0 +1,43 @@
+"""A short run of the fuzzer; ``make fuzz`` runs 20,000 inputs."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import corpus
+from tests.fuzz.__main__ import hang, make, outcome
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="limits need alarms"),
+]
+
+
+@pytest.fixture(autouse=True)
+def alarm():
+    """Let a load that takes too long end in a failure."""
+    before = signal.signal(signal.SIGALRM, hang)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_the_corpus_holds_models() -> None:
+    assert {name for name, _ in corpus.read()} == corpus.BUILDERS.keys()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mutated_files_end_in_a_model_or_in_one_line(tmp_path: Path, seed: int) -> None:
+    said = [outcome(tmp_path, *make(1000 + seed, index)) for index in range(26)]
+    assert [(index, s) for index, s in enumerate(said) if s.startswith("FAIL")] == []
+    assert "RA101" in said
+
+
+@pytest.mark.parametrize("name", sorted(corpus.BUILDERS))
+def test_files_of_the_corpus_are_read(tmp_path: Path, name: str) -> None:
+    assert outcome(tmp_path, name, (corpus.FOLDER / name).read_bytes()) == "model"
