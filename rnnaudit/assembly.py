@@ -16,6 +16,7 @@ from rnnaudit.planning import MARGIN, left_out
 from rnnaudit.reports.numbers import epsilon, up
 from rnnaudit.results import (
     EPSILONS,
+    Attempt,
     Depth,
     Equivalence,
     Export,
@@ -28,6 +29,9 @@ from rnnaudit.results import (
 )
 from rnnaudit.truncation import Plan
 from rnnaudit.versions import versions
+
+SUMMARIES = frozenset({"summary", "states", "every method"})
+"""Reasons for which no method of proof stands; they are told as the reason for none."""
 
 OF_MEASUREMENTS = frozenset(
     {"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211", "RA214"}
@@ -156,6 +160,7 @@ def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
         cell_options=cell.options,
         upper=None if best is None else best.bound,
         no_proof=each.certificates.no_proof,
+        others=_others(each, settings),
         lower=each.lower,
         norms=each.norms,
         lyapunov=each.spectrum.largest,
@@ -167,6 +172,21 @@ def _recurrence(found: Examination, each: Examined) -> RecurrenceReport:
         unit_memory=each.unit_memory(settings.eps),
         pictures=each.pictures,
     )
+
+
+def _others(each: Examined, settings: Settings) -> tuple[Attempt, ...]:
+    """List the methods beside the best one: what they prove, and which prove nothing."""
+    proofs = each.certificates
+    proved = [
+        Attempt(c.method, c.bound.value, c.bound.norm, c.depth(settings.eps, norm=settings.norm))
+        for c in proofs.certificates[1:]
+    ]
+    failed = [
+        Attempt(method, None, "", None, reason)
+        for method, reason in proofs.failures
+        if method not in SUMMARIES
+    ]
+    return (*proved, *failed)
 
 
 def _verdict(each: Examined, eps: float) -> Verdict:

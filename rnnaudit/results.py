@@ -197,6 +197,17 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A method of proof beside the best one: its rate and depth for ε, or why it has none."""
+
+    method: str
+    rate: float | None
+    norm: str
+    k: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrenceReport:
     """What is known of one recurrence (one direction of one layer)."""
 
@@ -217,6 +228,7 @@ class RecurrenceReport:
     curve: tuple[CurvePoint, ...] = ()
     spectral_norm: float | None = None
     initial_state: str = "zero"
+    others: tuple[Attempt, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     spectrum: LyapunovSpectrum | None = None
     unit_memory: UnitMemory | None = None

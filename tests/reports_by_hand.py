@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rnnaudit.results import (
     EPSILONS,
+    Attempt,
     CurvePoint,
     Depth,
     Equivalence,
@@ -67,6 +68,10 @@ BACH = RecurrenceReport(
     spectral_norm=0.942,
     spectrum=LyapunovSpectrum((-0.2243, -0.31871, None), (0.0041, 0.0052, None), 9600),
     unit_memory=UnitMemory(1e-3, {"h": (31, 4, 28, 9, 3, 2, 17, None)}),
+    others=(
+        Attempt("spectral norm", 0.94217, "2-norm", 96),
+        Attempt("comparison matrix", None, "", None, "ρ(|W|) is not below 1"),
+    ),
 )
 
 STABLE = Report(

@@ -147,6 +147,7 @@ def _recurrence(recurrence: RecurrenceReport, eps: float) -> dict[str, Any]:
             "upper": asdict(recurrence.upper) if recurrence.upper else None,
             "lower": asdict(recurrence.lower) if recurrence.lower else None,
         },
+        "others": [asdict(attempt) for attempt in recurrence.others],
         "no_proof": recurrence.no_proof.reason if recurrence.no_proof else None,
         "spectral_norm": recurrence.spectral_norm,
         "norms": asdict(recurrence.norms) if recurrence.norms else None,

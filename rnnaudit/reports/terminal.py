@@ -141,6 +141,7 @@ def _block(
     rows: list[tuple[str, list[Piece]]] = [
         ("options", [wording.options(recurrence)]),
         ("λ", _rates(recurrence, report.domain, verbose)),
+        ("others", _others(recurrence, report.eps) if verbose else []),
         ("r steps", _norms(recurrence, verbose)),
         ("memory", _memory(recurrence, wording.step_seconds(report))),
         ("Λ₂ …", _spectrum(recurrence, verbose)),
@@ -196,6 +197,19 @@ def _rates(recurrence: RecurrenceReport, domain: str, verbose: bool) -> list[Pie
         )
     if recurrence.spectral_norm is not None:
         facts.append(f"‖W‖₂ = {numbers.near(recurrence.spectral_norm)}")
+    return facts
+
+
+def _others(recurrence: RecurrenceReport, eps: float) -> list[Piece]:
+    """List the methods of proof beside the best one, each on lines of its own."""
+    facts: list[Piece] = []
+    for attempt in recurrence.others:
+        if attempt.rate is None:
+            facts.append(_plain(f"{attempt.method}: {attempt.reason}"))
+            continue
+        k = "no k" if attempt.k is None else f"k({numbers.epsilon(eps)}) = {attempt.k}"
+        rate = numbers.rate_up(attempt.rate)
+        facts.append(_plain(f"{attempt.method}: ≤ {rate} in {wording.norm(attempt.norm)}, {k}"))
     return facts
 
 
