@@ -519,6 +519,7 @@ class Model:
     stacks: tuple[Stack, ...]
     whole: bool
     graph: ir.Model | None = None
+    inlined: bool = False
     dtype: str = "float32"
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -247,7 +248,7 @@ def _captured(
         for site in (stack.layers[0].site for stack in model.stacks)
     ]
     fetch = [name for site in sites if site is not None for name in _values(site)]
-    outcome = runtime.run(model.path, [feed.values for feed in feeds], fetch=fetch)
+    outcome = runtime.run(_source(model), [feed.values for feed in feeds], fetch=fetch)
     if outcome.outputs is None and data is not None:
         raise LoadError(
             f"the data must be what the graph takes, got {data.source}: {outcome.error}",
@@ -304,6 +305,16 @@ def _not_seen(where: str, reason: str) -> Finding:
     return finding(
         "RA210", where, f"{reason}, so {where} was measured on synthetic inputs of its own"
     )
+
+
+def _source(model: Model) -> Path | bytes:
+    """Return the file, or the graph itself where it holds values that the file has in functions."""
+    if not model.inlined or model.graph is None:
+        return model.path
+    import onnx_ir as ir
+
+    written: bytes = ir.to_proto(model.graph).SerializeToString()
+    return written
 
 
 def _values(site: Site) -> tuple[str, ...]:

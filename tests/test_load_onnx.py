@@ -807,7 +807,7 @@ def test_recurrences_inside_loops_are_named_as_not_read(tmp_path, op):
     assert skipped.reason == wanted
 
 
-def test_functions_and_foreign_operators_are_named_as_not_read(tmp_path):
+def test_functions_are_read_and_foreign_operators_are_named_as_not_read(tmp_path):
     function = helper.make_function(
         "mine",
         "Coder",
@@ -824,8 +824,8 @@ def test_functions_and_foreign_operators_are_named_as_not_read(tmp_path):
         nodes, {"X": ["T", "N", 3]}, dict.fromkeys("ab"), weights("GRU"), functions=[function]
     )
     found = read(tmp_path, proto)
+    assert [r.cell.kind for r in found.recurrences()] == ["gru"]
     assert {s.where: s.reason for s in found.skipped} == {
-        "call": "the function Coder holds 1 GRU, not read yet",
         "quant": "com.microsoft.DynamicQuantizeLSTM is not read yet",
     }
 

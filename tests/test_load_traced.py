@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from rnnaudit import cells
+from rnnaudit.errors import LoadError
 from rnnaudit.loaders import load
 
 STEPS = 50
@@ -283,3 +284,69 @@ def test_a_state_that_changes_its_shape_is_refused(tmp_path):
     proto = scan_of([op("Add", "x h", "a"), op("Transpose", "a", "h_next")], {})
     (skipped,) = read(tmp_path, proto).skipped
     assert "the state h has shape [1, 4] before a step and [4, 1] after it" in skipped.reason
+
+
+# --- functions --------------------------------------------------------------------------------
+
+
+def test_recurrences_inside_functions_are_read(tmp_path):
+    inner = helper.make_function(
+        "mine",
+        "Step",
+        ["x", "h", "V"],
+        ["h_next"],
+        [op("MatMul", "h V", "hv"), op("Add", "x hv", "a"), op("Tanh", "a", "h_next")],
+        [helper.make_opsetid("", 17)],
+    )
+    body = graph(
+        [
+            helper.make_node("Step", ["x", "h", "V"], ["h_next"], domain="mine"),
+            op("Identity", "h_next", "y"),
+        ],
+        [info("h", ["N", 4]), info("x", ["N", 4])],
+        [info("h_next", ["N", 4]), info("y", ["N", 4])],
+    )
+    outer = helper.make_function(
+        "mine",
+        "Layer",
+        ["X", "h0", "V"],
+        ["Y"],
+        [op("Scan", "h0 X", "h_last Y", name="scan", body=body, num_scan_inputs=1)],
+        [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)],
+    )
+    proto = model(
+        [
+            op("MatMul", "X A", "Z"),
+            helper.make_node("Layer", ["Z", "h0", "V"], ["Y"], domain="mine", name="call"),
+        ],
+        [info("X", ["T", "N", 4])],
+        [info("Y", ["T", "N", 4])],
+        {"V": draw(4, 4), "A": draw(4, 4, seed=3), "h0": np.zeros((1, 4), np.float32)},
+        functions=[inner, outer],
+    )
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert not found.skipped
+    X = draw(STEPS, 1, 4)
+    (Y,) = runtime(proto, {"X": X})
+    z = torch.as_tensor((X @ draw(4, 4, seed=3)).swapaxes(0, 1), dtype=torch.float64)
+    assert np.abs(cells.run(recurrence, z).numpy() - Y.swapaxes(0, 1)).max() < 1e-5
+
+
+def test_functions_that_multiply_without_end_are_refused(tmp_path):
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    functions = [helper.make_function("mine", "F0", ["a"], ["b"], [op("Tanh", "a", "b")], imports)]
+    for i in range(1, 40):
+        twice = [
+            helper.make_node(f"F{i - 1}", ["a"], ["m"], domain="mine"),
+            helper.make_node(f"F{i - 1}", ["m"], ["b"], domain="mine"),
+        ]
+        functions.append(helper.make_function("mine", f"F{i}", ["a"], ["b"], twice, imports))
+    proto = model(
+        [helper.make_node("F39", ["X"], ["Y"], domain="mine")],
+        [info("X", [1])],
+        [info("Y", [1])],
+        functions=functions,
+    )
+    with pytest.raises(LoadError, match="make 549,755,813,888 nodes, more than the 200,000"):
+        read(tmp_path, proto)

@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.onnx.functions import inline
 from rnnaudit.loaders.onnx.loops import LOOPS, read_loop
-from rnnaudit.loaders.onnx.nodes import GATES, Read, read
+from rnnaudit.loaders.onnx.nodes import GATES, QUANTISED, Read, read
 from rnnaudit.loaders.onnx.reading import read_graph
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.stacks import assemble
@@ -45,6 +46,7 @@ class OnnxLoader:
         that each ``Site`` names its node.
         """
         graph = read_graph(path)
+        inlined = inline(graph)
         walk = _Walk(graph)
         walk.graph(graph.graph)
         if not walk.reads and not walk.skipped:
@@ -61,6 +63,7 @@ class OnnxLoader:
             stacks=assembled.stacks,
             whole=assembled.whole and not walk.skipped,
             graph=graph,
+            inlined=inlined,
             dtype=walk.reads[0].dtype if walk.reads else "float32",
             skipped=tuple(walk.skipped),
             findings=tuple(finding for r in walk.reads for finding in r.findings),
@@ -91,7 +94,7 @@ class _Walk:
                     attribute = node.attributes.get(f"{branch}_branch")
                     if attribute is not None and attribute.type == ir.AttributeType.GRAPH:
                         self.graph(attribute.as_graph(), f"{_path(node, scope)}[{branch}]")
-            elif node.op_type in GATES and node.domain in _STANDARD:
+            elif _is_recurrent(node):
                 self._recurrence(node, scope)
             elif node.op_type in LOOPS and node.domain in _STANDARD:
                 self._loop(node, scope)
@@ -147,6 +150,12 @@ class _Walk:
         if node.domain not in _STANDARD and _KINDS.search(node.op_type):
             return f"{node.domain}.{node.op_type} is not read yet"
         return ""
+
+
+def _is_recurrent(node: ir.Node) -> bool:
+    if node.domain == "com.microsoft":
+        return node.op_type == QUANTISED
+    return node.op_type in GATES and node.domain in _STANDARD
 
 
 def _output_name(node: ir.Node) -> str:

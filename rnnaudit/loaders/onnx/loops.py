@@ -25,10 +25,12 @@ from rnnaudit.loaders.onnx.bodies import (
     resolved,
     trace,
 )
+from rnnaudit.loaders.onnx.contents import integer
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import shape_of
+from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Layer, Reading, Recurrence, Site
 from rnnaudit.results import Finding
@@ -413,7 +415,9 @@ class _Walk:
                 x=sequences[0].whole.name or "",
                 layout=int(sequences[0].time == 1),
                 scope=self.scope,
-                reads=tuple(map(self._reading, sequences)),
+                reads=tuple(
+                    self._reading(s, e.shape) for s, e in zip(sequences, entering, strict=True)
+                ),
             ),
         )
         units = axis(Atom(f"{self.name}:units", cell.hidden_size))
@@ -439,29 +443,30 @@ class _Walk:
 
     def _shape(self, name: str | None, *values: ir.Value) -> tuple[int, ...]:
         """Return a value's shape for one sequence: what only the run decides is 1."""
-        sizes = shape_of(self.known, *values)
+        sizes = shape_of(self.known, *values) or _multiplied(self.known, values[0])
         if sizes is None:
             raise Refused(f"the shape of {name!r} is not known")
         return tuple(1 if n is None else n for n in sizes)
 
-    def _entry_shape(self, sequence: Source) -> tuple[int, ...]:
-        whole = self._shape(sequence.whole.name, sequence.whole)
-        gone = {sequence.batch}
-        if sequence.time is not None:
-            along = sequence.time % max(1, len(whole))
-            if sequence.kept:
-                whole = (*whole[:along], 1, *whole[along + 1 :])
-            else:
-                gone.add(along)
-        return tuple(n for i, n in enumerate(whole) if i not in gone)
+    def _entry_shape(self, source: Source) -> tuple[int, ...]:
+        """Return what one step reads of a source, for one sequence."""
+        sizes = shape_of(self.known, source.whole)
+        if sizes is None:
+            return self._shape(source.whole.name, source.entry)
+        if source.time is not None:
+            along = source.time % max(1, len(sizes))
+            sizes[along] = 1
+        gone = {source.batch, None if source.kept or source.time is None else along}
+        return tuple(1 if n is None else n for i, n in enumerate(sizes) if i not in gone)
 
-    def _reading(self, sequence: Source) -> Reading:
+    def _reading(self, source: Source, entry: tuple[int, ...]) -> Reading:
         """Say along which axes a value is read; the first that is left is that of sequences."""
-        rank = len(self._shape(sequence.whole.name, sequence.whole))
-        time = None if sequence.time is None else sequence.time % rank
+        hidden = [a for a in (source.batch, None if source.kept else source.time) if a is not None]
+        rank = len(entry) + len(hidden)
+        time = None if source.time is None else source.time % rank
         left = [i for i in range(rank) if i != time]
-        batch = sequence.batch if sequence.batch is not None else left[0] if len(left) > 1 else None
-        return Reading(sequence.whole.name or "", time, batch)
+        batch = source.batch if source.batch is not None else left[0] if len(left) > 1 else None
+        return Reading(source.whole.name or "", time, batch)
 
     def _axes(self, sequences: list[Source]) -> tuple[Layout, Axis, Axis]:
         """Return the axes of a lone sequence [T, N, I] or [N, T, I]; unknown ones otherwise."""
@@ -506,6 +511,16 @@ class _Walk:
             f"{' and '.join(held)} kept as before where a mask says so: such steps forget nothing"
         )
         return [finding("RA131", self.name, text)]
+
+
+def _multiplied(known: Knowledge, value: ir.Value) -> list[int | None] | None:
+    """Return the shape of rows that are multiplied by a stored matrix."""
+    for use in value.uses():
+        if use.node.op_type in {"MatMul", "Gemm"} and use.idx == 0:
+            weight = known.constant(use.node.inputs[1])
+            if weight is not None and weight.ndim == 2:
+                return [None, weight.shape[integer(use.node, "transB", 0)]]
+    return None
 
 
 def _read(value: ir.Value) -> bool:
