@@ -272,7 +272,7 @@ FINDINGS: tuple[Known, ...] = (
         "RA230",
         "error",
         "The verdict is weaker than the policy requires",
-        "prove it on a narrower --input-range, or gate on your data with --max-depth and --evidence",
+        "narrow --input-range, or gate on your data with --max-depth and --evidence measured",
     ),
     Known(
         "RA231",

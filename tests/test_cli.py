@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -17,11 +18,12 @@ from rich.cells import cell_len
 import rnnaudit
 from rnnaudit.cli import app, config, options
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
-from rnnaudit.reports import RENDERERS
+from rnnaudit.reports import RENDERERS, JsonRenderer
 from rnnaudit.reports.json import schema
+from rnnaudit.results import ProofFile
 from tests import reports_by_hand as by_hand
 
-COMMANDS = ("inspect", "truncate", "verify")
+COMMANDS = tuple(command.__name__ for command, _ in app.COMMANDS)
 SLOW = ("torch", "onnx", "onnx_ir", "scipy", "onnxruntime", "numpy")
 
 
@@ -36,9 +38,13 @@ class FakeApi(types.ModuleType):
             "truncate": by_hand.TRUNCATE_PASS,
             "verify": replace(by_hand.VERIFY_NOTHING, equivalence=by_hand.PASS),
         }
+        proof = ProofFile("model.proof.json", 4096, valid=True)
+        self.answers |= dict.fromkeys(
+            ("certify", "check"), replace(by_hand.STABLE, proof_file=proof)
+        )
 
     def __getattr__(self, name):
-        if name not in ("audit", "truncate", "verify"):
+        if name not in self.answers:
             raise AttributeError(name)
 
         def call(*models, **settings):
@@ -103,6 +109,7 @@ def test_inspect_passes_every_option_on_and_prints_the_report(api, capsys):
         "confidence": 0.9,
         "time_budget": 3.0,
         "witness": "w.npz",
+        "pictures": False,
         "progress": None,
     }
 
@@ -250,7 +257,7 @@ def test_quiet_prints_the_verdict_only_and_verbose_everything(api, capsys):
         (["inspect", "a", "--input-range", "1"], "an input range must be LO:HI"),
         (
             ["inspect", "a", "--format", "xml"],
-            "Invalid value for '--format': 'xml' is not one of 'text', 'json'; see",
+            "Invalid value for '--format': 'xml' is not one of 'text', 'json', 'markdown', ",
         ),
         (["truncate", "a", "--depth", "0"], "--depth must be at least 1, got 0"),
         (["truncate", "a", "--max-depth", "0"], "--max-depth must be at least 1, got 0"),
@@ -328,17 +335,52 @@ def test_every_option_can_be_configured():
 
     keys = app._parameters(typer.main.get_command(app.app))
     assert set(keys) == set(COMMANDS)
+    assert keys["explain"] == {}
+    assert {"model", "output", "format", "eps", "data", "seed"} <= set(keys["inspect"])
     for command, names in keys.items():
-        assert {"model", "eps", "data", "format", "output", "seed", "time-budget"} <= set(names)
-        assert "help" not in names, command
+        assert "help" not in names
+        assert ("model" in names) == (command != "explain")
+
+
+def test_lists_and_tables_of_the_configuration_are_options_given_again(api, capsys):
+    write(
+        "pyproject.toml",
+        """
+        [tool.rnnaudit.gate]
+        model = ["a.pt", "b.pt"]
+        fail-on = "warning"
+        allow-skipped = true
+
+        [[tool.rnnaudit.gate.allow]]
+        id = "RA203"
+        until = 2999-12-31
+        reason = "few: on purpose"
+
+        [[tool.rnnaudit.gate.allow]]
+        id = "RA205"
+        until = 2999-12-31
+        reason = "none yet"
+        """,
+    )
+    api.answers["audit"] = replace(
+        by_hand.UNDECIDED, verdict="stable", skipped=by_hand.SKIPPED.skipped
+    )
+    code, out, err = run(capsys, "gate", "--format", "json")
+    assert (code, err) == (0, "")
+    assert [models for _, models, _ in api.calls] == [("a.pt",), ("b.pt",)]
+    rules = json.loads(out)["reports"][0]["gate"]["rules"]
+    (got,) = [rule["got"] for rule in rules if rule["rule"] == "finding RA203"]
+    assert got.endswith("(allowed until 2999-12-31: few: on purpose)")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("epz = 1", "rnnaudit.toml: a key must be one of batch-axis, candidate, confidence, "),
+        ("epz = 1", "rnnaudit.toml: a key must be one of allow, "),
         ("help = true", "got 'help'"),
-        ("[gate]\nx = 1", "got 'gate'"),
+        ("[gait]\nx = 1", "got 'gait'"),
+        ("[gate]\nx = 1", "rnnaudit.toml, [gate]: a key must be one of"),
+        ("[gate]\nallow = [{id = 1}]", "a table must have the keys id, until, reason, got {'id'"),
         ("[truncate]\nconfidenze = 1", "rnnaudit.toml, [truncate]: a key must be one of"),
         ("[verify]\nmax-depth = 1", "got 'max-depth'"),
         ('output = "x"', "output names another file for every command"),
@@ -382,7 +424,7 @@ def test_help_has_examples_and_fits_80_columns(capsys, monkeypatch, command):
     assert (code, err) == (0, "")
     assert max(map(cell_len, out.splitlines())) <= 80
     examples = out[out.index("Examples:") :]
-    assert examples.count(f"rnnaudit {command}") >= 3
+    assert examples.count(f"rnnaudit {command}") >= 2
     if not command:
         assert all(name in out for name in COMMANDS)
         assert "[tool.rnnaudit]" in out
@@ -391,8 +433,9 @@ def test_help_has_examples_and_fits_80_columns(capsys, monkeypatch, command):
 def test_examples_in_the_help_are_ones_the_program_takes(api, capsys):
     np.savez("sequences.npz", x=np.zeros((3, 2)))
     texts = [app.EXAMPLES, *(examples for _, examples in app.COMMANDS)]
-    lines = [line.split() for text in texts for line in text.splitlines()]
-    commands = [words for words in lines if words[:1] == ["rnnaudit"]]
+    Path("baseline.json").write_text(JsonRenderer().render(by_hand.STABLE))
+    lines = [line.partition("|")[0] for text in texts for line in text.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.strip().startswith("rnnaudit ")]
     assert len(commands) >= 9
     for words in commands:
         assert run(capsys, *words[1:])[0] == 0, words

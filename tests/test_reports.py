@@ -369,7 +369,7 @@ def test_the_schema_refuses_what_is_wrong(path, value):
 
 
 def test_every_renderer_is_pure_and_named():
-    assert [r.name for r in RENDERERS] == ["text", "json", "html"]
+    assert [r.name for r in RENDERERS] == [*("text", "json", "markdown", "junit", "sarif", "html")]
     for renderer in RENDERERS:
         assert renderer.render(by_hand.MANY) == renderer.render(by_hand.MANY)
         assert renderer.render(by_hand.MANY).endswith("\n")

@@ -11,13 +11,18 @@ from typing import Annotated, Any
 import typer
 
 from rnnaudit import __version__
-from rnnaudit.cli import config, inspect, truncate, verify
+from rnnaudit.cli import certify, check, config, explain, gate, inspect, report, truncate, verify
 from rnnaudit.errors import RnnauditError, UsageError
 
 COMMANDS = (
     (inspect.inspect, inspect.EXAMPLES),
     (truncate.truncate, truncate.EXAMPLES),
     (verify.verify, verify.EXAMPLES),
+    (gate.gate, gate.EXAMPLES),
+    (report.report, report.EXAMPLES),
+    (certify.certify, certify.EXAMPLES),
+    (check.check, check.EXAMPLES),
+    (explain.explain, explain.EXAMPLES),
 )
 
 EXAMPLES = """Examples:
@@ -28,11 +33,22 @@ EXAMPLES = """Examples:
 
   rnnaudit verify model.pt model.truncated.onnx --eps 1e-3
 
-Exit codes: 0 done or passed, 1 a check failed, 2 wrong options, 3 could not audit.
+  rnnaudit gate models/*.onnx
+
+Exit codes: 0 done or passed, 1 a check or gate failed, 2 wrong options, 3 could not audit.
 
 \\[tool.rnnaudit] in pyproject.toml, or rnnaudit.toml, sets a default for every option."""
 
 INTERRUPTED = 130
+
+COMPLETION = "_RNNAUDIT_COMPLETE"
+"""Environment variable by which a shell asks what could come next."""
+
+MODELS = ("model", "models", "original")
+"""Parameters that the key `model` sets."""
+
+NEVER_CONFIGURED = frozenset({"help", "finding", "factory", "trust_pickle"})
+"""Parameters that no file sets: what runs code is asked for each time, by whoever runs it."""
 
 _REPORT = "please report the traceback above; it says nothing about the model"
 _PARSER: type[Exception] = typer.BadParameter.mro()[1]  # every complaint about usage
@@ -48,7 +64,6 @@ app = typer.Typer(
     help="Audit trained recurrent models: prove or measure how fast they forget, "
     "and write the feed-forward model that replaces them.",
     epilog=EXAMPLES,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
@@ -77,19 +92,20 @@ def configure(
 def _parameters(group: Any) -> dict[str, dict[str, config.Parameter]]:
     """Map each command's configuration keys to its parameters.
 
-    A key is the long option without its dashes; `model` is what every command reads first.
+    A key is the long option without its dashes; `model` is the model that a command reads.
     """
     found = {}
     for name, command in group.commands.items():
-        parameters = [p for p in command.params if p.name != "help"]
-        first = next(p for p in parameters if p.param_type_name == "argument")
-        found[name] = {"model": config.Parameter(first.name, switch=False)} | {
-            max(p.opts, key=len).lstrip("-"): config.Parameter(
-                p.name, switch=bool(getattr(p, "is_flag", False))
-            )
-            for p in parameters
-        }
+        parameters = [p for p in command.params if p.name not in NEVER_CONFIGURED]
+        found[name] = {max(p.opts, key=len).lstrip("-"): _parameter(p) for p in parameters}
+        found[name].update(("model", _parameter(p)) for p in parameters if p.name in MODELS)
     return found
+
+
+def _parameter(parameter: Any) -> config.Parameter:
+    switch = bool(getattr(parameter, "is_flag", False))
+    many = bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
+    return config.Parameter(parameter.name, switch=switch, many=many)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if not arguments:
+        if not arguments and COMPLETION not in os.environ:
             raise UsageError("wanted a command, got none", help="see rnnaudit --help")
         program = typer.main.get_command(app)
         return int(program.main(arguments, "rnnaudit", standalone_mode=False) or 0)

@@ -36,6 +36,7 @@ class Question:
     confidence: float
     seed: int
     time_budget: float | None
+    pictures: bool
 
     @cached_property
     def sequences(self) -> Data | None:
@@ -49,15 +50,9 @@ class Question:
         return self.time_budget is None and not made
 
 
-def here(path: str) -> str:
-    """Name a path relative to the working folder where it lies inside it."""
-    absolute, folder = Path(path), Path.cwd()
-    if absolute.is_absolute() and absolute.is_relative_to(folder):
-        return absolute.relative_to(folder).as_posix()
-    return path
-
-
-def answer(question: Question, model: str, *, cached: bool, progress: Progress | None) -> Report:
+def answer(
+    question: Question, model: str, *, cached: bool, verbose: bool, progress: Progress | None
+) -> Report:
     """Audit a file, or return what an earlier audit of the same file found.
 
     Raises:
@@ -71,6 +66,8 @@ def answer(question: Question, model: str, *, cached: bool, progress: Progress |
         name = cache.key(path, None if data is None else Path(data), asdict(question))
     found = None if name is None else cache.find(name, path)
     if found is not None:
+        if verbose:
+            sys.stderr.write(f"cached: {model} and all that its audit depends on are unchanged\n")
         return found
     report = audit(question, model, progress=progress)
     if name is not None:
@@ -105,6 +102,7 @@ def audit(
         confidence=question.confidence,
         seed=question.seed,
         time_budget=question.time_budget,
+        pictures=question.pictures,
         progress=progress,
     )
 
@@ -115,8 +113,3 @@ def _beside(report: Report, path: Path) -> Iterable[Path]:
     from rnnaudit.loaders.onnx.reading import beside
 
     return beside(path)
-
-
-def log(message: str) -> None:
-    """Tell of the run itself on stderr."""
-    sys.stderr.write(f"{message}\n")

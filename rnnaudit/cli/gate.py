@@ -98,11 +98,12 @@ def gate(  # noqa: PLR0917 (each parameter is an option)
         confidence=confidence,
         seed=seed,
         time_budget=time_budget,
+        pictures=form is options.Format.HTML,
     )
     outcomes: list[Outcome] = []
     with output.progress(quiet=quiet) as progress:
         for path in paths:
-            found = _outcome(question, path, cached=cached, progress=progress)
+            found = _outcome(question, path, cached=cached, verbose=verbose, progress=progress)
             if isinstance(found, Report):
                 verdict = judge(found, policy, today=date.today(), baseline=before)
                 found = replace(found, gate=verdict)
@@ -113,8 +114,8 @@ def gate(  # noqa: PLR0917 (each parameter is an option)
 
 def _expanded(model: str) -> list[str]:
     """Find the files of a pattern, which no shell expands in a configuration or on Windows."""
-    found = sorted(glob(model, recursive=True)) if has_magic(model) else []  # noqa: PTH207 (keeps "../")
-    return [audits.here(path) for path in found or [model]]
+    found = sorted(glob(model, recursive=True)) if has_magic(model) else []  # noqa: PTH207
+    return found or [model]
 
 
 def _required(
@@ -164,11 +165,16 @@ def _baseline(path: str) -> tuple[Report, ...]:
 
 
 def _outcome(
-    question: audits.Question, path: str, *, cached: bool, progress: output.Progress | None
+    question: audits.Question,
+    path: str,
+    *,
+    cached: bool,
+    verbose: bool,
+    progress: output.Progress | None,
 ) -> Outcome:
     """Audit a file, or say why that cannot be done; only wrong options end the whole run."""
     try:
-        return audits.answer(question, path, cached=cached, progress=progress)
+        return audits.answer(question, path, cached=cached, verbose=verbose, progress=progress)
     except UsageError:
         raise
     except RnnauditError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rnnaudit.cli import inputs, options, output
+from rnnaudit.cli import audits, inputs, options, output
 
 EXAMPLES = """Examples:
 
@@ -31,6 +31,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     confidence: options.Confidence = 0.95,
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
+    cached: options.Cached = True,
     form: options.OutputFormat = options.Format.TEXT,
     output_file: options.ReportFile = None,
     quiet: options.Quiet = False,
@@ -44,24 +45,26 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     with output.refusals(form, called):
         output.check_writable(output_file, model, data)
         output.check_writable(witness, model, data)
-        bounds = inputs.bounds(input_range)
-        sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
+        question = audits.Question(
+            eps=eps,
+            norm=norm.value,
+            layer=layer,
+            data=data,
+            time_axis=time_axis,
+            batch_axis=batch_axis,
+            input_range=input_range,
+            confidence=confidence,
+            seed=seed,
+            time_budget=time_budget,
+            pictures=form is options.Format.HTML,
+        )
         with output.progress(quiet=quiet) as progress:
-            from rnnaudit import api
-
-            report = api.audit(
-                inputs.model(model, factory=factory, trust_pickle=trust_pickle),
-                eps=eps,
-                norm=norm.value,
-                layer=layer,
-                witness=witness,
-                data=sequences,
-                input_range=bounds,
-                confidence=confidence,
-                seed=seed,
-                time_budget=time_budget,
-                pictures=form is options.Format.HTML,
-                progress=progress,
-            )
+            if model is None or factory is not None or trust_pickle or witness is not None:
+                source = inputs.model(model, factory=factory, trust_pickle=trust_pickle)
+                report = audits.audit(question, source, witness=witness, progress=progress)
+            else:
+                report = audits.answer(
+                    question, model, cached=cached, verbose=verbose, progress=progress
+                )
         report = output.timed(report, step_seconds)
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rnnaudit.cli import completion
 from rnnaudit.errors import UsageError
 
 
@@ -16,6 +18,9 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    MARKDOWN = "markdown"
+    JUNIT = "junit"
+    SARIF = "sarif"
     HTML = "html"
 
 
@@ -113,12 +118,28 @@ def _part(param: typer.CallbackParam, value: float | None) -> float | None:
     return value if value is None else _share(param, value)
 
 
+def _here(value: str | None) -> str | None:
+    """Name a path relative to the working folder where it lies inside it."""
+    folder = Path.cwd()
+    if value is None or not Path(value).is_relative_to(folder):
+        return value
+    return Path(value).relative_to(folder).as_posix()
+
+
+def _all_here(values: list[str]) -> list[str]:
+    return [_here(value) or value for value in values]
+
+
 _DATA, _RUN, _OUT, _POLICY = "Inputs", "Run", "Output", "Policy"
 
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A PyTorch state_dict or an ONNX model.", show_default=False
+        metavar="MODEL",
+        help="A PyTorch state_dict or an ONNX model.",
+        show_default=False,
+        autocompletion=completion.models,
+        callback=_here,
     ),
 ]
 MaybeModel = Annotated[
@@ -127,6 +148,8 @@ MaybeModel = Annotated[
         metavar="MODEL",
         help="A PyTorch or ONNX model; with --factory, the weights to load into it.",
         show_default=False,
+        autocompletion=completion.models,
+        callback=_here,
     ),
 ]
 Factory = Annotated[
@@ -147,11 +170,24 @@ TrustPickle = Annotated[
     ),
 ]
 Original = Annotated[
-    str, typer.Argument(metavar="ORIGINAL", help="The model to agree with.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ORIGINAL",
+        help="The model to agree with.",
+        show_default=False,
+        autocompletion=completion.models,
+        callback=_here,
+    ),
 ]
 Candidate = Annotated[
     str | None,
-    typer.Argument(metavar="CANDIDATE", help="The ONNX model to judge.", show_default=False),
+    typer.Argument(
+        metavar="CANDIDATE",
+        help="The ONNX model to judge.",
+        show_default=False,
+        autocompletion=completion.models,
+        callback=_here,
+    ),
 ]
 ProofPath = Annotated[
     str,
@@ -190,6 +226,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="PATH",
+        callback=_here,
         help="Sequences: .npy, .npz, .safetensors, .csv, .wav, a folder, or module:function.",
         rich_help_panel=_DATA,
     ),
@@ -340,7 +377,11 @@ Proof = Annotated[
 Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL...", help="PyTorch or ONNX models, or patterns.", show_default=False
+        metavar="MODEL...",
+        help="PyTorch or ONNX models, or patterns.",
+        show_default=False,
+        autocompletion=completion.models,
+        callback=_all_here,
     ),
 ]
 Require = Annotated[
@@ -446,5 +487,14 @@ Cached = Annotated[
         "--cache/--no-cache",
         help="Take up results of the same file and settings.",
         rich_help_panel=_RUN,
+    ),
+]
+FindingId = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ID",
+        help="Such as RA203.",
+        show_default=False,
+        autocompletion=completion.findings,
     ),
 ]

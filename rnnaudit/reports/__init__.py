@@ -3,13 +3,24 @@
 from rnnaudit.reports.html import HtmlRenderer
 from rnnaudit.reports.interface import Gatherer, Renderer
 from rnnaudit.reports.json import JsonRenderer
+from rnnaudit.reports.junit import JunitRenderer
+from rnnaudit.reports.markdown import MarkdownRenderer
+from rnnaudit.reports.sarif import SarifRenderer
 from rnnaudit.reports.summary import SummaryRenderer
 from rnnaudit.reports.terminal import TerminalRenderer
 
-RENDERERS: tuple[Renderer, ...] = (TerminalRenderer(), JsonRenderer(), HtmlRenderer())
+_EVERYWHERE = (
+    JsonRenderer(),
+    MarkdownRenderer(),
+    JunitRenderer(),
+    SarifRenderer(),
+    HtmlRenderer(),
+)
+
+RENDERERS: tuple[Renderer, ...] = (TerminalRenderer(), *_EVERYWHERE)
 """Every format of one report, in the order that ``--format`` lists them."""
 
-GATHERERS: tuple[Gatherer, ...] = (SummaryRenderer(), JsonRenderer(), HtmlRenderer())
+GATHERERS: tuple[Gatherer, ...] = (SummaryRenderer(), *_EVERYWHERE)
 """Every format of several audits."""
 
 __all__ = [
@@ -18,7 +29,10 @@ __all__ = [
     "Gatherer",
     "HtmlRenderer",
     "JsonRenderer",
+    "JunitRenderer",
+    "MarkdownRenderer",
     "Renderer",
+    "SarifRenderer",
     "SummaryRenderer",
     "TerminalRenderer",
 ]
