@@ -19,7 +19,7 @@ from rnnaudit.examine import Examination, Progress, Settings, examine
 from rnnaudit.loaders.module import made, read_module
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
-from rnnaudit.planning import Wanted, chosen, plans
+from rnnaudit.planning import Wanted, chosen, plans, set_aside
 from rnnaudit.refutation import save_witness
 from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Plan, Shape
@@ -79,6 +79,7 @@ def audit(
     witness: str | Path | None = None,
     seed: int = 0,
     confidence: float = 0.95,
+    exceed: float | None = None,
     time_budget: float | None = None,
     pictures: bool = False,
     progress: Progress | None = None,
@@ -100,6 +101,9 @@ def audit(
             [L + 1], the error at each depth from 0 to L.
         seed: Of everything that is random.
         confidence: Of the statements about unseen sequences.
+        exceed: Share of unseen sequences that may exceed ``eps`` at the measured depth; as
+            many of those measured are set aside as the confidence allows. None sets none
+            aside.
         time_budget: Seconds for proofs and measurements; what it cuts short is labelled.
         pictures: Also compute what only the charts of an HTML report show.
         progress: Called with what is being done and the share that is done.
@@ -112,6 +116,7 @@ def audit(
         eps=eps,
         norm=norm,
         confidence=confidence,
+        exceed=exceed,
         seed=seed,
         time_budget=time_budget,
         input_range=input_range,
@@ -139,6 +144,7 @@ def truncate(
     steps: int | None = None,
     seed: int = 0,
     confidence: float = 0.95,
+    exceed: float | None = None,
     time_budget: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -168,6 +174,7 @@ def truncate(
         steps: Length of the sequences that the model will run on; without, that of the data.
         seed: As in `audit`.
         confidence: As in `audit`.
+        exceed: As in `audit`; sequences that were set aside are left out of the verification.
         time_budget: As in `audit`.
         progress: As in `audit`.
 
@@ -185,6 +192,7 @@ def truncate(
     settings = Settings(
         eps=eps,
         confidence=confidence,
+        exceed=exceed,
         seed=seed,
         time_budget=time_budget,
         input_range=input_range,
@@ -200,16 +208,23 @@ def truncate(
     found = _examined(model, data, settings, progress)
     wanted = Wanted(eps, max_depth, evidence, layer or "")
     kept: tuple[Skipped, ...] = ()
+    aside: tuple[int, ...] = ()
     if depth is not None:
         candidates: Iterator[Plan] = iter([chosen(found, depth, wanted)])
     else:
         candidates, kept = plans(found, wanted)
+        aside = set_aside(found, wanted)
     written: Export | None = None
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         file = Path(folder) / "candidate.onnx"
         shape = Shape(form, keep_ops, steps)
         tried = trial.first_to_pass(
-            found, candidates, file, shape=shape, data=data, progress=progress
+            found,
+            candidates,
+            file,
+            shape=shape,
+            data=None if data is None else data.without(aside),
+            progress=progress,
         )
         if tried.judged.passed or depth is not None:
             export.write(tried.graph, output)
@@ -217,7 +232,7 @@ def truncate(
             written = trial.describe(tried, model, Path(output), steps=timed, seed=seed)
     audited = assembly.of_audit(found, data=data, layer=layer)
     return assembly.of_truncation(
-        audited, tried.plan, kept=kept, judged=tried.judged, written=written
+        audited, tried.plan, kept=kept, judged=tried.judged, written=written, aside=aside
     )
 
 

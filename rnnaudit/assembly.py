@@ -87,14 +87,19 @@ def of_truncation(
     kept: Sequence[Skipped],
     judged: Equivalence,
     written: Export | None,
+    aside: Sequence[int] = (),
 ) -> Report:
-    """Add to an audit's report what was cut, what stays as it is, and whether it holds."""
+    """Add to an audit's report what was cut, what stays as it is, and whether it holds.
+
+    ``aside`` are places in the data of sequences that the depth does not have to serve.
+    """
     return replace(
         audited,
         skipped=(*audited.skipped, *kept),
         findings=(
             *_bearing(audited.findings, plan),
             *_against(audited.depth, plan),
+            *_unserved(aside, audited.eps),
             *_about(plan, judged),
         ),
         equivalence=judged,
@@ -141,6 +146,7 @@ def _record(settings: Settings, data: Data | None, layer: str | None) -> dict[st
         "input_range": None if settings.input_range is None else list(settings.input_range),
         "layer": layer,
         "confidence": settings.confidence,
+        "exceed": settings.exceed,
         "time_budget": settings.time_budget,
     }
 
@@ -230,7 +236,7 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
         label = each.recurrence.label
         measured = each.depth(eps, found.settings).measured
         if measured is not None:
-            remarks += caveats(each.study, measured, eps, label)
+            remarks += caveats(each.study, measured, eps, label, found.settings.exceed)
         drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
         remarks += [drifting] if drifting is not None else []
     return tuple(remarks)
@@ -268,6 +274,21 @@ def _against(depth: Depth, plan: Plan) -> tuple[Finding, ...]:
             "worst case",
             f"some input in the domain needs k ≥ {depth.refuted_below}, and the depth is "
             f"{deepest}: there the written model errs by more than {epsilon(depth.eps)}",
+        ),
+    )
+
+
+def _unserved(aside: Sequence[int], eps: float) -> tuple[Finding, ...]:
+    """Name the sequences of the data that the depth was not chosen for."""
+    if not aside:
+        return ()
+    named = ", ".join(map(str, aside[:8])) + (" …" if len(aside) > 8 else "")
+    return (
+        finding(
+            "RA306",
+            "data",
+            f"sequences set aside by --exceed: {named} ({len(aside)}); on them the written model "
+            f"may err by more than {epsilon(eps)}, and it was not verified on them",
         ),
     )
 

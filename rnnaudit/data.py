@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +63,13 @@ class Data:
     def width(self, name: str = UNNAMED) -> int:
         """Return F of an input's sequences."""
         return int(self.inputs[name][0].shape[1])
+
+    def without(self, places: Collection[int]) -> Data:
+        """Return the sequences that do not stand in these places."""
+        kept = [i for i in range(self.count) if i not in places]
+        return Data(
+            {name: tuple(xs[i] for i in kept) for name, xs in self.inputs.items()}, self.source
+        )
 
     def describe(self) -> str:
         """Say how many sequences there are, of which lengths, and where they came from."""

@@ -28,9 +28,14 @@ def exceed_probability(sequences: int, failures: int, confidence: float) -> floa
         return 1.0
     if failures == 0:
         return float(-math.expm1(math.log1p(-confidence) / sequences))
-    from scipy.stats import beta
+    from scipy.special import betaincinv  # the beta distribution's quantile
 
-    return float(beta.ppf(confidence, failures + 1, sequences - failures))
+    return float(betaincinv(failures + 1, sequences - failures, confidence))
+
+
+def enough_sequences(exceed: float, confidence: float) -> int:
+    """Return the fewest sequences that can show, none failing, that ≤ ``exceed`` of all fail."""
+    return math.ceil(math.log1p(-confidence) / math.log1p(-exceed))
 
 
 def allowed_failures(sequences: int, exceed: float, confidence: float) -> int | None:
@@ -73,6 +78,7 @@ def measured_depth(
         exceed_probability=None if k is None else exceed_probability(n, failures, confidence),
         confidence=confidence,
         synthetic=synthetic,
+        set_aside=failures,
     )
 
 
@@ -94,8 +100,17 @@ def curve(study: DepthStudy) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def caveats(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) -> list[Finding]:
-    """Return what weakens a measured depth: few or short sequences, longer memory, a cut."""
+def caveats(
+    study: DepthStudy,
+    measured: MeasuredDepth,
+    eps: float,
+    where: str,
+    exceed: float | None = None,
+) -> list[Finding]:
+    """Return what weakens a measured depth: few or short sequences, longer memory, a cut.
+
+    ``exceed`` is the share of unseen sequences that was allowed to exceed ε, if any was named.
+    """
     found = []
     n = measured.sequences
     if eps < study.resolution:
@@ -113,7 +128,8 @@ def caveats(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) 
                 "RA202",
                 where,
                 f"k({epsilon(eps)}) is longer than the data show: more than "
-                f"{measured.longer_than} of {study.T} steps on at least one of {n} sequences",
+                f"{measured.longer_than} of {study.T} steps on at least {measured.set_aside + 1} "
+                f"of {n} sequences",
             )
         )
     elif min(study.lengths) < 2 * measured.k:
@@ -125,7 +141,17 @@ def caveats(study: DepthStudy, measured: MeasuredDepth, eps: float, where: str) 
                 f"measured k({epsilon(eps)}) = {measured.k}",
             )
         )
-    if n < FEW:
+    if exceed is not None and exceed_probability(n, 0, measured.confidence) > exceed:
+        found.append(
+            finding(
+                "RA203",
+                where,
+                f"{n} sequence{'s' if n > 1 else ''} cannot show at "
+                f"{percent(measured.confidence)} confidence that at most {percent(exceed)} of "
+                f"others exceed ε: that takes {enough_sequences(exceed, measured.confidence)}",
+            )
+        )
+    elif exceed is None and n < FEW:
         share = percent_up(exceed_probability(n, 0, measured.confidence))
         found.append(
             finding(

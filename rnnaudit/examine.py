@@ -21,7 +21,7 @@ from rnnaudit.certificates import (
 from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import Refutation, lambda_below, norm_curve, pictures, refute, spectrum
-from rnnaudit.evidence import measured_depth
+from rnnaudit.evidence import allowed_failures, measured_depth
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
 from rnnaudit.reports.numbers import exact
@@ -80,6 +80,7 @@ class Settings:
     eps: float
     norm: Norm = "max"
     confidence: float = 0.95
+    exceed: float | None = None
     seed: int = 0
     time_budget: float | None = None
     input_range: tuple[float, float] | None = None
@@ -96,6 +97,10 @@ class Settings:
             raise UsageError(f"the norm must be max or 2, got {self.norm!r}")
         if not 0 < self.confidence < 1:
             raise UsageError(f"the confidence must be between 0 and 1, got {self.confidence}")
+        if self.exceed is not None and not 0 < self.exceed < 1:
+            raise UsageError(
+                f"the share that may exceed ε must be between 0 and 1, got {self.exceed}"
+            )
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"the seed must be from 0 to 2⁶³ − 1, got {self.seed}")
         if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
@@ -105,6 +110,12 @@ class Settings:
     def epsilons(self) -> tuple[float, ...]:
         """Every ε that a report speaks of, largest first."""
         return tuple(sorted({*EPSILONS, self.eps}, reverse=True))
+
+    def failures(self, sequences: int) -> int:
+        """Return how many of so many sequences may exceed ε: fixed before any is looked at."""
+        if self.exceed is None:
+            return 0
+        return allowed_failures(sequences, self.exceed, self.confidence) or 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +170,11 @@ def _depth(
         eps,
         proved=proved,
         measured=measured_depth(
-            each.study, eps, confidence=settings.confidence, synthetic=each.synthetic
+            each.study,
+            eps,
+            confidence=settings.confidence,
+            synthetic=each.synthetic,
+            failures=settings.failures(len(each.study.lengths)),
         ),
         refuted_below=None if each.refutation is None else each.refutation.refuted_below(eps),
     )
@@ -211,6 +226,7 @@ def _pooled(parts: Sequence[MeasuredDepth]) -> MeasuredDepth | None:
         exceed_probability=None,
         confidence=parts[0].confidence,
         synthetic=any(part.synthetic for part in parts),
+        set_aside=max(part.set_aside for part in parts),
     )
 
 
@@ -383,9 +399,9 @@ def _study(
 ) -> DepthStudy:
     """Study every sequence; where that is expensive, a few first.
 
-    One sequence that needs more than it can show settles the answer for all, so that a
-    model that never forgets is found out on the pilot. What is done depends on sizes
-    alone, never on the clock, unless the caller set a time budget.
+    One sequence more than may exceed ε that needs more than it can show settles the answer
+    for all, so that a model that never forgets is found out on the pilot. What is done
+    depends on sizes alone, never on the clock, unless the caller set a time budget.
     """
     groups, owners = inputs
     budget = work.seconds((1 - PROOF_SHARE) / len(groups))
@@ -393,7 +409,8 @@ def _study(
     longest = groups[-1]
     if most > AFFORDABLE and len(longest) > PILOT:
         pilot = merged(study(longest[:PILOT], budget), owners[-1][:PILOT])
-        if None in pilot.needed(settings.eps):
+        allowed = settings.failures(sum(len(own.unique()) for own in owners))
+        if pilot.needed(settings.eps).count(None) > allowed:
             return pilot
     return pool([merged(study(x, budget), own) for x, own in zip(groups, owners, strict=True)])
 

@@ -341,6 +341,12 @@ FINDINGS: tuple[Known, ...] = (
         "rnnaudit inspect --witness FILE saves it; see that your inputs are unlike it",
     ),
     Known(
+        "RA306",
+        "warning",
+        "The depth does not serve sequences that were set aside",
+        "without --exceed every sequence counts",
+    ),
+    Known(
         "RA900",
         "error",
         "rnnaudit itself failed",

@@ -33,6 +33,9 @@ LENGTH = 256
 MOST_ROWS = 256
 """Rows of a layer's batch axis (frequency bands, say) that are measured, all sequences together."""
 
+Owner = tuple[int, int]
+"""A sequence: the feed it came in, and its row there."""
+
 SHORTEST = 8
 """Steps below which a sequence says nothing of memory."""
 
@@ -46,6 +49,8 @@ class Observation:
         recurrences: Inputs [N, T, I] by ``Recurrence.label``, aligned with time.
         owners: The sequence that each row [N] belongs to, for each group of each stack: a
             graph may read one sequence as many rows, which are not independent.
+        sources: Where in the data each sequence stands, by the stack's position, in the order
+            of the numbers in ``owners``.
         synthetic: Whether the inputs were made up, by the stack's position.
         kinds: The kind of each synthetic sequence, by the stack's position; empty for data.
         description: What a report says of the inputs.
@@ -55,6 +60,7 @@ class Observation:
     stacks: tuple[tuple[Tensor, ...], ...]
     recurrences: Mapping[str, tuple[Tensor, ...]]
     owners: tuple[tuple[Tensor, ...], ...]
+    sources: tuple[tuple[int, ...], ...]
     synthetic: tuple[bool, ...]
     kinds: tuple[tuple[str, ...], ...]
     description: str
@@ -96,6 +102,7 @@ def observe(
         tuple(rows.groups for rows in stacks),
         seen,
         tuple(rows.owners for rows in stacks),
+        tuple(rows.sources for rows in stacks),
         tuple(made_up),
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
         _description(data if given else None, stacks, made_up),
@@ -125,27 +132,31 @@ def _description(data: Data | None, stacks: Sequence[_Rows], made_up: Sequence[b
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Rows [N, T, I] in groups of equal length, and the sequence that each belongs to."""
+    """Rows [N, T, I] in groups of equal length, the sequence that each belongs to, and its place.
+
+    ``sources`` holds, for each sequence, where it stood in what was fed.
+    """
 
     groups: tuple[Tensor, ...]
     owners: tuple[Tensor, ...]
+    sources: tuple[int, ...]
 
     @classmethod
     def single(cls, x: Tensor) -> _Rows:
         """Return rows that are sequences of their own."""
-        return cls((x,), (torch.arange(len(x)),))
+        return cls((x,), (torch.arange(len(x)),), tuple(range(len(x))))
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, Tensor]]) -> _Rows:
+    def of(cls, rows: Sequence[tuple[Owner, Tensor]]) -> _Rows:
         """Group rows [T, I], each with its sequence, by their length, shortest first."""
-        groups, owners, count = [], [], 0
+        groups, owners, sources = [], [], list[int]()
         for T in sorted({len(x) for _, x in rows}):
             chosen = [(owner, x) for owner, x in rows if len(x) == T]
             numbers = {owner: n for n, owner in enumerate(dict.fromkeys(o for o, _ in chosen))}
             groups.append(torch.stack([x for _, x in chosen]))
-            owners.append(torch.tensor([count + numbers[owner] for owner, _ in chosen]))
-            count += len(numbers)
-        return cls(tuple(groups), tuple(owners))
+            owners.append(torch.tensor([len(sources) + numbers[owner] for owner, _ in chosen]))
+            sources += [fed for fed, _ in numbers]
+        return cls(tuple(groups), tuple(owners), tuple(sources))
 
     def kinds(self) -> tuple[str, ...]:
         """Name the kind of each synthetic sequence; empty where they have several lengths."""
@@ -195,7 +206,7 @@ def _given(model: Model, data: Data | None) -> tuple[dict[int, _Rows], tuple[Fin
             id="RA107",
         )
     rows = _Rows.of(
-        [(n, torch.as_tensor(x, dtype=torch.float64)) for n, x in enumerate(data.inputs[name])]
+        [((n, 0), torch.as_tensor(x, dtype=torch.float64)) for n, x in enumerate(data.inputs[name])]
     )
     if len(model.stacks) == 1:
         return {0: rows}, ()
@@ -281,13 +292,13 @@ def _captured(
 
 def _owned(
     batches: Sequence[Tensor], feeds: Sequence[Feed]
-) -> tuple[list[tuple[int, Tensor]], int]:
+) -> tuple[list[tuple[Owner, Tensor]], int]:
     """Return rows [T, I] with the sequence each belongs to, and how many were left out.
 
     Where the layer reads as many rows as were fed, each is a sequence; otherwise all rows of
     a feed are one. Whole sequences are kept while there is room, then part of the first.
     """
-    rows: list[tuple[int, Tensor]] = []
+    rows: list[tuple[Owner, Tensor]] = []
     total = 0
     for number, (batch, feed) in enumerate(zip(batches, feeds, strict=True)):
         as_fed = len(batch) == feed.tried.batch
@@ -297,7 +308,7 @@ def _owned(
         if rows and len(rows) + len(kept) > MOST_ROWS:
             continue
         each = range(len(kept)) if as_fed else [0] * len(kept)
-        rows += [((number << 20) + n, x) for n, x in zip(each, kept, strict=True)][:MOST_ROWS]
+        rows += [((number, n), x) for n, x in zip(each, kept, strict=True)][:MOST_ROWS]
     return rows, total - len(rows)
 
 

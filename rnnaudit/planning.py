@@ -6,6 +6,7 @@ so that inputs a little worse than those measured still keep ε; plans that foll
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -168,11 +169,25 @@ def usable(found: Examination, stack: ExaminedStack, eps: float) -> tuple[int, .
 
     On synthetic inputs a kind that some recurrence remembers longer than the sequences
     show is left out, so that a model which forgets what is random, and holds what is
-    constant, can still be truncated for the former; `left_out` names the kinds.
+    constant, can still be truncated for the former; `left_out` names the kinds. Of the rest
+    as many as ``exceed`` allows are set aside: those that need most.
     """
     out = left_out(found, stack, eps)
     count = len(found.recurrences[next(stack.stack.recurrences()).label].study.lengths)
-    return tuple(n for n in range(count) if not stack.kinds or stack.kinds[n] not in out)
+    rows = [n for n in range(count) if not stack.kinds or stack.kinds[n] not in out]
+    needed = dict(enumerate(stack.study.needed(eps)))
+    least_first = sorted(rows, key=lambda n: math.inf if (k := needed.get(n, 0)) is None else k)
+    return tuple(sorted(least_first[: len(rows) - found.settings.failures(len(rows))]))
+
+
+def set_aside(found: Examination, wanted: Wanted) -> tuple[int, ...]:
+    """Return the places in the user's data of sequences that no depth has to serve."""
+    places: set[int] = set()
+    for i, stack in enumerate(found.stacks):
+        if not stack.synthetic and _proved(found, stack, wanted) is None:
+            kept = usable(found, stack, wanted.eps / MARGIN)
+            places |= {at for n, at in enumerate(found.seen.sources[i]) if n not in kept}
+    return tuple(sorted(places))
 
 
 def left_out(found: Examination, stack: ExaminedStack, eps: float) -> tuple[str, ...]:

@@ -146,7 +146,8 @@ class MeasuredDepth:
     """Truncation depth on data: ``k``, or ``longer_than`` where the data end first.
 
     At ``confidence``, at most ``exceed_probability`` of such sequences err by more
-    than ε at depth k (Clopper & Pearson, 1934, with r = 0 failures fixed in advance).
+    than ε at depth k (Clopper & Pearson, 1934). ``set_aside`` of those measured were allowed
+    to need more than k, a number fixed before looking.
     """
 
     k: int | None
@@ -155,6 +156,7 @@ class MeasuredDepth:
     exceed_probability: float | None
     confidence: float
     synthetic: bool
+    set_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,9 @@ def study(held, sequences=10, steps=40):
 def test_kinds_of_input_that_are_held_are_left_out_unless_all_are(held, out):
     cell = strategies.random_cell(0, "elman")
     stack = Stack("rnn", (Layer((strategies.recurrence(cell),)),))
-    found = SimpleNamespace(recurrences={"rnn[0]": SimpleNamespace(study=study(held))})
-    whole = SimpleNamespace(stack=stack, kinds=KINDS * 2)
+    each = {"rnn[0]": SimpleNamespace(study=study(held))}
+    found = SimpleNamespace(recurrences=each, settings=Settings(eps=0.5))
+    whole = SimpleNamespace(stack=stack, kinds=KINDS * 2, study=study(held))
     assert left_out(found, whole, 0.5) == out
     rows = usable(found, whole, 0.5)
     assert {KINDS[n % 5] for n in rows} == set(KINDS) - set(out)

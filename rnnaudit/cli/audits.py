@@ -37,6 +37,7 @@ class Question:
     seed: int
     time_budget: float | None
     pictures: bool
+    exceed: float | None = None
 
     @cached_property
     def sequences(self) -> Data | None:
@@ -100,6 +101,7 @@ def audit(
         data=sequences,
         input_range=bounds,
         confidence=question.confidence,
+        exceed=question.exceed,
         seed=question.seed,
         time_budget=question.time_budget,
         pictures=question.pictures,

@@ -96,6 +96,10 @@ def _share(param: typer.CallbackParam, value: float) -> float:
     return value
 
 
+def _maybe_share(param: typer.CallbackParam, value: float | None) -> float | None:
+    return None if value is None else _share(param, value)
+
+
 def _seed(param: typer.CallbackParam, value: int) -> int:
     if not 0 <= value < 2**63:
         raise UsageError(f"{_flag(param)} must be from 0 to 2⁶³ − 1, got {value}")
@@ -278,6 +282,16 @@ Confidence = Annotated[
         metavar="P",
         callback=_share,
         help="Confidence of statements about unseen sequences.",
+        rich_help_panel=_RUN,
+    ),
+]
+Exceed = Annotated[
+    float | None,
+    typer.Option(
+        "--exceed",
+        metavar="P",
+        callback=_maybe_share,
+        help="Share of unseen sequences that may exceed ε at the measured k.",
         rich_help_panel=_RUN,
     ),
 ]

@@ -101,7 +101,8 @@ def seen(report: Report) -> str:
         alone = any(d.measured is not None for r in report.recurrences for d in r.depths)
         return f"{k} was measured for each recurrence alone" if alone else f"{k} was not measured"
     where = "on synthetic inputs" if measured.synthetic else "on your data"
-    count = numbers.counted(measured.sequences, "sequence")
+    aside = f", {measured.set_aside} set aside" if measured.set_aside else ""
+    count = numbers.counted(measured.sequences, "sequence") + aside
     if measured.k is None:
         return f"{where} {k} is {longer(measured, cut_short(report))} ({count})"
     share = measured.exceed_probability
@@ -135,9 +136,10 @@ def cut_short(report: Report, label: str | None = None) -> bool:
 
 def sample(measured: MeasuredDepth) -> str:
     """Count the sequences that a depth was measured on."""
+    aside = f", {measured.set_aside} set aside" if measured.set_aside else ""
     if measured.synthetic:
-        return f"{measured.sequences} synthetic"
-    return numbers.counted(measured.sequences, "sequence")
+        return f"{measured.sequences} synthetic{aside}"
+    return numbers.counted(measured.sequences, "sequence") + aside
 
 
 def exceed(measured: MeasuredDepth) -> str:
@@ -226,7 +228,7 @@ def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
 def _carried(report: Report) -> tuple[str, ...]:
     """Return the options of this run that the next one needs to see the same."""
     data, layer = report.settings.get("data"), report.settings.get("layer")
-    bounds = report.settings.get("input_range")
+    bounds, exceed = report.settings.get("input_range"), report.settings.get("exceed")
     options: list[str] = []
     if isinstance(data, str):
         options += ("--data", data)
@@ -234,6 +236,8 @@ def _carried(report: Report) -> tuple[str, ...]:
         options += ("--input-range", ":".join(f"{end!r}" for end in bounds))
     if isinstance(layer, str):
         options += ("--layer", layer)
+    if isinstance(exceed, float):
+        options += ("--exceed", numbers.epsilon(exceed))
     return tuple(options)
 
 
