@@ -93,6 +93,7 @@ def test_inspect_passes_every_option_on_and_prints_the_report(api, capsys):
         *("inspect", "m.pt", "--eps", "1e-2", "--data", "x.npy", "--batch-axis", "1"),
         *("--input-range", "-1:2", "--layer", "rnn", "--seed", "7", "--confidence", "0.9"),
         *("--time-budget", "3", "--time-axis", "0", "--norm", "2", "--witness", "w.npz"),
+        *("--exceed", "0.05"),
     )
     assert (code, err) == (0, "")
     assert out == Path(by_hand.__file__).with_name("golden").joinpath("stable.txt").read_text()
@@ -107,6 +108,7 @@ def test_inspect_passes_every_option_on_and_prints_the_report(api, capsys):
         "layer": "rnn",
         "seed": 7,
         "confidence": 0.9,
+        "exceed": 0.05,
         "time_budget": 3.0,
         "witness": "w.npz",
         "pictures": False,
