@@ -109,6 +109,7 @@ def test_inspect_passes_every_option_on_and_prints_the_report(api, capsys):
         "seed": 7,
         "confidence": 0.9,
         "exceed": 0.05,
+        "pictures": False,
         "time_budget": 3.0,
         "witness": "w.npz",
         "pictures": False,
