@@ -142,6 +142,9 @@ def truncate(
     form: FormName | Literal["auto"] = "auto",
     keep_ops: bool = False,
     steps: int | None = None,
+    streaming: bool = False,
+    guard: bool = False,
+    opset: int | None = None,
     seed: int = 0,
     confidence: float = 0.95,
     exceed: float | None = None,
@@ -172,6 +175,11 @@ def truncate(
             costs least; the report says which and why.
         keep_ops: Let chunk and last run ONNX's own LSTM, GRU and RNN operators.
         steps: Length of the sequences that the model will run on; without, that of the data.
+        streaming: Write a model that takes a block of new steps per call and keeps the inputs
+            before them in a buffer, which comes in and goes out.
+        guard: Add an output that tells how far the results at depth k are from those at depth
+            ⌈k/2⌉ on the inputs of each run.
+        opset: Opset of the written model, 11 to 24; without, the source's, or 17.
         seed: As in `audit`.
         confidence: As in `audit`.
         exceed: As in `audit`; sequences that were set aside are left out of the verification.
@@ -198,6 +206,8 @@ def truncate(
         input_range=input_range,
     )
     _check_counts(depth=depth, max_depth=max_depth, steps=steps)
+    if opset is not None:
+        export.check_opset(opset)
     model, data = _only(_model(model), layer), _data(data)
     if Path(output).exists() and model.path.exists() and model.path.samefile(output):
         raise UsageError(
@@ -206,18 +216,20 @@ def truncate(
             id="RA003",
         )
     found = _examined(model, data, settings, progress)
-    wanted = Wanted(eps, max_depth, evidence, layer or "")
+    obstacles = export.obstacles(model, streaming=streaming)
+    wanted = Wanted(eps, max_depth, evidence, layer or "", obstacles)
     kept: tuple[Skipped, ...] = ()
     aside: tuple[int, ...] = ()
     if depth is not None:
         candidates: Iterator[Plan] = iter([chosen(found, depth, wanted)])
+        kept = tuple(each for stack in found.stacks for each in wanted.stays(stack))
     else:
         candidates, kept = plans(found, wanted)
         aside = set_aside(found, wanted)
     written: Export | None = None
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         file = Path(folder) / "candidate.onnx"
-        shape = Shape(form, keep_ops, steps)
+        shape = Shape(form, keep_ops, steps, opset, guard, streaming)
         tried = trial.first_to_pass(
             found,
             candidates,

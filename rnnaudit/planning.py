@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from rnnaudit import cells
@@ -33,12 +33,14 @@ class Wanted:
     """What a truncation must keep: ε, the largest depth, and the evidence that counts.
 
     Only recurrences whose label contains ``layer`` are cut; all where it is empty.
+    ``obstacles`` says by label why a recurrence cannot be cut.
     """
 
     eps: float
     max_depth: int
     evidence: Evidence | None = None
     layer: str = ""
+    obstacles: Mapping[str, str] = field(default_factory=dict)
 
     def cut(self, stack: ExaminedStack) -> list[Recurrence]:
         """Return the recurrences of a stack that are to be cut: whole layers."""
@@ -46,12 +48,18 @@ class Wanted:
             recurrence
             for layer in stack.stack.layers
             if any(self.layer in r.label for r in layer.recurrences)
+            and not any(r.label in self.obstacles for r in layer.recurrences)
             for recurrence in layer.recurrences
         ]
 
+    def stays(self, stack: ExaminedStack) -> list[Skipped]:
+        """Return the recurrences of a stack that cannot be cut, with the reason."""
+        labels = [r.label for r in stack.stack.recurrences() if self.layer in r.label]
+        return [Skipped(n, self.obstacles[n]) for n in labels if n in self.obstacles]
+
 
 def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Skipped, ...]]:
-    """Return plans, shallowest first, and the stacks that stay as they are, with the reason.
+    """Return plans, shallowest first, and the recurrences that stay, with the reason.
 
     Raises:
         UnsupportedModelError: No stack has a depth on the evidence that is wanted.
@@ -59,6 +67,9 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
     ladders: list[tuple[Iterator[Depths], Evidence]] = []
     kept = []
     for stack in found.stacks:
+        kept += wanted.stays(stack)
+        if not wanted.cut(stack):
+            continue
         if rounded := _rounded(stack, wanted):
             kept.append(Skipped(stack.stack.name, rounded))
             continue
@@ -66,19 +77,20 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
         if proved is not None:
             ladders.append((iter([proved]), "proved"))
             continue
-        reason, rungs = _why_not(found, stack, wanted), _measured(found, stack, wanted)
-        first = None if reason else next(rungs, None)
-        if first is None:
-            reason = reason or f"no depth of at most {wanted.max_depth} keeps ε / {epsilon(MARGIN)}"
-            kept.append(Skipped(stack.stack.name, reason))
-        else:
+        within = replace(wanted, obstacles={**wanted.obstacles, **_why_not(found, stack, wanted)})
+        kept += [each for each in within.stays(stack) if each not in kept]
+        rungs = _measured(found, stack, within)
+        first = next(rungs, None) if within.cut(stack) else None
+        if first is not None:
             evidence: Evidence = "synthetic" if stack.synthetic else "measured"
             ladders.append((chain([first], rungs), evidence))
+        elif within.cut(stack):
+            reason = f"no depth of at most {wanted.max_depth} keeps ε / {epsilon(MARGIN)}"
+            kept.append(Skipped(stack.stack.name, reason))
     if not ladders:
-        where = f"{kept[0].where}: " if len(kept) > 1 else ""
         raise UnsupportedModelError(
             f"a depth of at most {wanted.max_depth} was wanted for ε = {epsilon(wanted.eps)}, "
-            f"got none: {where}{kept[0].reason}",
+            f"got none: {kept[0].where}: {kept[0].reason}",
             help="raise --eps or --max-depth, give --data, or choose with --depth",
             id="RA302",
         )
@@ -89,7 +101,7 @@ def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:
     """Cut recurrences to the depth that the user chose.
 
     Raises:
-        UnsupportedModelError: One of them is quantised.
+        UnsupportedModelError: One of them is quantised, or none can be cut in its graph.
     """
     for stack in found.stacks:
         if rounded := _rounded(stack, wanted):
@@ -98,6 +110,11 @@ def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:
                 help="truncate the model as it was before quantisation, and quantise the result",
             )
     labels = [r.label for stack in found.stacks for r in wanted.cut(stack)]
+    if not labels:
+        where, reason = next(iter(wanted.obstacles.items()))
+        raise UnsupportedModelError(
+            f"a recurrence that can be cut was wanted, got {where}: {reason}", id="RA302"
+        )
     return plan(found.model, dict.fromkeys(labels, depth), dict.fromkeys(labels, "chosen"))
 
 
@@ -140,28 +157,27 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
     return cut if max(cut.values()) <= wanted.max_depth else None
 
 
-def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> str:
-    """Say why no measured depth will do; empty where one will."""
-    if wanted.evidence == "proved":
-        return f"no proof of a depth of at most {wanted.max_depth}"
+def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Mapping[str, str]:
+    """Say by label why no measured depth of a recurrence will do; its layer then stays."""
     source = "synthetic inputs" if stack.synthetic else "the data"
     rows = usable(found, stack, wanted.eps / MARGIN)
+    reasons = {}
     for recurrence in wanted.cut(stack):
-        study = found.recurrences[recurrence.label].study
-        k = _needed(found, recurrence.label, wanted.eps / MARGIN, rows)
-        if k is None and wanted.eps / MARGIN < study.resolution:
-            return (
-                f"ε / {epsilon(MARGIN)} is below what float64 tells of {recurrence.label} on "
-                f"{source}, about {up(study.resolution, 1)}"
+        label, study = recurrence.label, found.recurrences[recurrence.label].study
+        k = _needed(found, label, wanted.eps / MARGIN, rows)
+        if wanted.evidence == "proved":
+            reasons[label] = f"no proof of a depth of at most {wanted.max_depth}"
+        elif k is None and wanted.eps / MARGIN < study.resolution:
+            reasons[label] = (
+                f"ε / {epsilon(MARGIN)} is below what float64 tells of it on {source}, "
+                f"about {up(study.resolution, 1)}"
             )
-        if k is None:
-            return (
-                f"{recurrence.label} remembers longer than {source} show "
-                f"({max(study.lengths) // 2} steps)"
-            )
-        if k > wanted.max_depth:
-            return f"{recurrence.label} needs {k} steps on {source}"
-    return ""
+        elif k is None:
+            shown = max(study.lengths) // 2
+            reasons[label] = f"it remembers longer than {source} show ({shown} steps)"
+        elif k > wanted.max_depth:
+            reasons[label] = f"it needs {k} steps on {source}"
+    return reasons
 
 
 def usable(found: Examination, stack: ExaminedStack, eps: float) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,25 @@ class RunOutcome:
     outputs: list[dict[str, Array]] | None
     error: str | None
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A sequence that a model is given call by call, its state carried from each to the next.
+
+    Attributes:
+        axes: Time axis of each input that is cut up; the others are given whole, every time.
+        carry: The output that becomes an input at the next call; the feed holds the first.
+        single: Whether a call takes one element along the axis, which is then gone, and not a
+            block of one to eight steps.
+        give: The outputs of the last call, those of all stacked along a new first axis, or
+            joined along the axis whose size is that of the blocks.
+    """
+
+    axes: Mapping[str, int]
+    carry: Mapping[str, str]
+    single: bool
+    give: Literal["last", "stack", "join"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +82,7 @@ def run(
     feeds: Sequence[Mapping[str, Array]],
     *,
     fetch: Sequence[str] | None = None,
+    calls: Calls | None = None,
     timeout: float = 120.0,
     memory_mb: int | None = None,
     threads: int = 0,
@@ -75,6 +95,7 @@ def run(
         feeds: Arrays by graph-input name, one mapping per run.
         fetch: Names of values to return, inner ones included; the graph's outputs if None.
             Values inside the bodies of If, Loop and Scan cannot be fetched.
+        calls: How each feed is given in several calls; in one without.
         timeout: Seconds for the whole call.
         memory_mb: Limit on the child's address space, where the system has one.
         threads: Threads per operator; 0 lets the runtime choose.
@@ -91,7 +112,13 @@ def run(
     wanted = None if fetch is None else [name for name in fetch if name not in fed]
     if not feeds or wanted == []:
         return RunOutcome([{n: np.asarray(f[n]) for n in fetch or ()} for f in feeds], None, 0.0)
-    request = {"kind": "run", "fetch": wanted, **_settings(memory_mb, threads, deterministic)}
+    by_call = None if calls is None else asdict(calls)
+    request = {
+        "kind": "run",
+        "fetch": wanted,
+        "calls": by_call,
+        **_settings(memory_mb, threads, deterministic),
+    }
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as name:
         folder = Path(name)
         reply = _ask(folder, request, [model], feeds, fetch=wanted or (), timeout=timeout)

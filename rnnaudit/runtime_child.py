@@ -58,18 +58,83 @@ def _feeds(folder: Path, index: int, names: list[str]) -> dict[str, Any]:
 def _run(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     session = _session(request["models"][0], request)
     names = request["fetch"] or [o.name for o in session.get_outputs()]
+    calls = request["calls"]
+    pieces = []
     for index, feed_names in enumerate(request["feeds"]):
-        values = session.run(names, _feeds(folder, index, feed_names))
-        for name, value in zip(names, values, strict=True):
-            if not isinstance(value, np.ndarray):
-                raise TypeError(f"output {name!r} is a {type(value).__name__}, not a tensor")
-        # Strings come as objects, which a .npz without pickles cannot hold.
-        arrays = {
-            f"a{i}": value.astype(np.str_) if value.dtype == object else value
-            for i, value in enumerate(values)
-        }
-        np.savez(folder / f"outputs{index}.npz", **arrays)
+        feed = _feeds(folder, index, feed_names)
+        if calls is None:
+            _save(folder, index, names, session.run(names, feed))
+        else:
+            pieces.append(_in_calls(session, names, feed, calls))
+    for index, (values, _) in enumerate(pieces):
+        joined = [
+            _joined([v[i] for v in values], calls["give"], _time_axis(pieces, i))
+            for i in range(len(names))
+        ]
+        _save(folder, index, names, joined)
     return {"outputs": names}
+
+
+def _save(folder: Path, index: int, names: list[str], values: list[Any]) -> None:
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"output {name!r} is a {type(value).__name__}, not a tensor")
+    # Strings come as objects, which a .npz without pickles cannot hold.
+    arrays = {
+        f"a{i}": value.astype(np.str_) if value.dtype == object else value
+        for i, value in enumerate(values)
+    }
+    np.savez(folder / f"outputs{index}.npz", **arrays)
+
+
+BLOCKS = (1, 3, 8)
+"""Steps per call, in turn."""
+
+
+def _in_calls(
+    session: Any, names: list[str], feed: dict[str, Any], calls: dict[str, Any]
+) -> tuple[list[Any], list[int]]:
+    """Run a sequence call by call; return the outputs and the steps of each."""
+    axes, carry = calls["axes"], calls["carry"]
+    steps = min(feed[name].shape[axis] for name, axis in axes.items())
+    state = {name: feed[name] for name in carry}
+    wanted = list(dict.fromkeys([*names, *carry.values()]))
+    found, sizes, first = [], [], 0
+    while first < steps:
+        size = 1 if calls["single"] else min(BLOCKS[len(sizes) % len(BLOCKS)], steps - first)
+        part = {
+            name: np.take(
+                feed[name], first if calls["single"] else range(first, first + size), axis=axis
+            )
+            for name, axis in axes.items()
+        }
+        given = dict(zip(wanted, session.run(wanted, {**feed, **state, **part}), strict=True))
+        state = {name: given[output] for name, output in carry.items()}
+        found.append([given[name] for name in names])
+        sizes.append(size)
+        first += size
+    return found, sizes
+
+
+def _time_axis(pieces: list[tuple[list[Any], list[int]]], output: int) -> int | None:
+    """Return the axis of an output whose size is that of the block at every call."""
+    shapes = [
+        (value[output].shape, size)
+        for values, sizes in pieces
+        for value, size in zip(values, sizes, strict=True)
+    ]
+    rank = min((len(shape) for shape, _ in shapes), default=0)
+    fitting = (axis for axis in range(rank) if all(s[axis] == size for s, size in shapes))
+    return next(fitting, None)
+
+
+def _joined(values: list[Any], give: str, axis: int | None) -> Any:
+    """Put an output of several calls together; one that has no such axis is the last call's."""
+    if give == "stack" and len({value.shape for value in values}) == 1:
+        return np.stack(values)
+    if give == "join" and axis is not None:
+        return np.concatenate(values, axis=axis)
+    return values[-1]
 
 
 def _latency(folder: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,9 @@ from rnnaudit.results import Equivalence, Export
 from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification import verify
-from rnnaudit.verification.inputs import Box, probe_feeds
+from rnnaudit.verification.calls import Manner, buffers
+from rnnaudit.verification.inputs import Box, Feed, probe_feeds
+from rnnaudit.verification.judge import Tried
 from rnnaudit.verification.slots import of_graph, of_port
 
 if TYPE_CHECKING:
@@ -117,7 +119,14 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
     Both run on ``steps`` steps, or on what the graph fixes.
     """
     before, after = _original(model), runtime.describe(trial.file)
-    shape, feed = _timing_feed(model, after, steps, seed)
+    manner = Manner.of(after)
+    if manner.past:  # a call with one new step, behind full buffers
+        steps = 1
+    shape, feed = _timing_feed(model, manner.bare(after), steps, seed)
+    if manner.past:
+        full = {name: _longest(name, trial.plan) - 1 for name in manner.past}
+        tried = Feed(Tried(shape, 1, 1), feed)
+        feed = {**feed, **buffers(after.inputs, manner.past, tried, feed, full)}
     size: int | None = None
     times: list[float | None] = [None, None]
     if before is not None:
@@ -153,6 +162,12 @@ def _size(file: Path) -> int:
         if onnx.external_data_helper.uses_external_data(tensor)
     }
     return sum(path.stat().st_size for path in (file, *(file.parent / name for name in beside)))
+
+
+def _longest(buffer: str, plan: Plan) -> int:
+    """Return the depth of the recurrence that a buffer belongs to, or the largest."""
+    label = buffer.removeprefix("past_")
+    return plan.depths.get(label, max(plan.depths.values()))
 
 
 def _opset(graph: ir.Model) -> int:

@@ -26,6 +26,7 @@ class Form:
         block: Steps C that each block of the chunk form gives; 1 in the others.
         keep_ops: Whether chunk and last run the runtime's own LSTM, GRU or RNN operator.
         final: Of how many final steps the last form gives the outputs.
+        past: Whether the layer keeps its last k − 1 inputs from call to call.
         why: What chose it.
     """
 
@@ -33,11 +34,14 @@ class Form:
     block: int = 1
     keep_ops: bool = False
     final: int = 1
+    past: bool = False
     why: str = ""
 
     def describe(self) -> str:
         """Name the form in a few words."""
         kind = f"chunk of {self.block}" if self.name == "chunk" else self.name
+        if self.past:
+            kind = "streaming"
         return f"{kind} with recurrent operators" if self.keep_ops else kind
 
 
@@ -55,6 +59,8 @@ class Shape:
         steps: Length of the sequences that the model will run on, where it is known.
         opset: Opset of the written model; without, that of the source.
         guard: Whether the model tells how much of its depth live inputs use.
+        streaming: Whether the model takes a block of new steps per call and keeps the inputs
+            before them in a buffer, which comes in and goes out.
     """
 
     form: FormName | Literal["auto"] = "auto"
@@ -62,6 +68,7 @@ class Shape:
     steps: int | None = None
     opset: int | None = None
     guard: bool = False
+    streaming: bool = False
 
 
 AUTO = Shape()

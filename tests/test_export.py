@@ -397,7 +397,7 @@ def test_an_initial_state_that_was_an_input_is_dropped(tmp_path):
     assert "Identity" not in operators(written)
 
 
-def test_an_initial_state_with_another_reader_is_refused(tmp_path):
+def test_an_initial_state_stays_while_a_layer_that_stays_reads_it(tmp_path):
     squeeze = helper.make_node("Squeeze", ["a", "axis"], ["b"], name="squeeze")
     nodes = [
         gru_node("one", "x", "a", state="h0"),
@@ -409,17 +409,8 @@ def test_an_initial_state_with_another_reader_is_refused(tmp_path):
     model = loaders.load(path)
     labels = [r.label for r in model.recurrences()]
     assert len(truncate_graph(model, dict.fromkeys(labels, 3)).graph.inputs) == 1
-    with pytest.raises(UnsupportedModelError, match="no other reader, got h0, which two reads"):
-        truncate_graph(model, {labels[0]: 3})
-
-
-def test_a_graph_of_one_step_per_call_is_refused(tmp_path):
-    cell = random_cell(4, "gru", inputs=5)
-    node = gru_node("gru", "x", "y", state="h0")
-    ports = {"x": [1, "N", 5], "h0": [1, "N", 5]}
-    path = graph_file(tmp_path / "step.onnx", {"": [cell]}, [node], ports, {"y": 4, "y_h": 3})
-    with pytest.raises(UnsupportedModelError, match="got gru, which takes one step per call"):
-        truncate_graph(loaders.load(path), {"gru[0]": 3})
+    kept = truncate_graph(model, {labels[0]: 3})
+    assert [v.name for v in kept.graph.inputs] == ["x", "h0"]
 
 
 def test_sequence_lengths_are_refused_unless_every_sequence_is_full(tmp_path):

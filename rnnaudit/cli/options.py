@@ -384,6 +384,22 @@ Steps = Annotated[
         help="Length of the sequences to run; else that of the data.",
     ),
 ]
+Streaming = Annotated[
+    bool,
+    typer.Option(
+        "--streaming", help="Take new steps per call; a buffer of k − 1 inputs comes in, goes out."
+    ),
+]
+Guard = Annotated[
+    bool,
+    typer.Option(
+        "--guard", help="One more output: the distance from depth k to half of it, on each run."
+    ),
+]
+Opset = Annotated[
+    int | None,
+    typer.Option("--opset", metavar="N", help="Opset of the written model; else the source's."),
+]
 Proof = Annotated[
     Evidence | None,
     typer.Option("--evidence", help="Refuse anything weaker; else the strongest there is."),

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rnnaudit.errors import UsageError
 from rnnaudit.export.emit import OLDEST_OPSET, Emitter
-from rnnaudit.export.guard import gaps, guard
+from rnnaudit.export.guard import add_guard
 from rnnaudit.export.layers import write_layer
 from rnnaudit.export.nodes import RecurrentNode
+from rnnaudit.export.past import add_buffers
 from rnnaudit.export.sequences import LayerStates, Wanted
 from rnnaudit.model import Layer, Stack
 from rnnaudit.truncation import WINDOW, Form
@@ -92,13 +93,6 @@ def assemble(
         outputs.append(y)
         nodes += emit.nodes
         initializers += emit.initializers
-    metadata = {}
-    if guarded:
-        emit, value = guard(None, gaps(layers), _DTYPES[dtype], opset)
-        outputs.append(value)
-        nodes += emit.nodes
-        initializers += emit.initializers
-        metadata["rnnaudit.guard"] = value.name or ""
     graph = ir.Graph(
         inputs,
         outputs,
@@ -107,8 +101,11 @@ def assemble(
         opset_imports={"": opset},
         name="rnnaudit",
     )
-    version = ir_version(opset)
-    return ir.Model(graph, ir_version=version, producer_name="rnnaudit", metadata_props=metadata)
+    model = ir.Model(graph, ir_version=ir_version(opset), producer_name="rnnaudit")
+    if guarded:
+        add_guard(model, layers, opset)
+    add_buffers(model, layers)
+    return model
 
 
 def check_opset(opset: int) -> None:

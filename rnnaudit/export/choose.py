@@ -10,6 +10,7 @@ from rnnaudit.export.filter import MOST_TAPS, linear_map
 from rnnaudit.export.layers import reach
 from rnnaudit.export.nodes import find_node
 from rnnaudit.export.reads import Readers
+from rnnaudit.export.stepwise import finals, with_past
 from rnnaudit.model import Layer, Model, Recurrence
 from rnnaudit.truncation import AUTO, Form, FormName, Shape
 
@@ -51,11 +52,21 @@ def choose(
         )
     forms: dict[str, Form] = {}
     reaches: dict[str, int] = {}
+    buffered = with_past(model) if shape.streaming else ()
+    single = {} if shape.streaming else finals(model, depths)
     layers = [layer for stack in model.stacks for layer in stack.layers]
     for layer in _backwards(model, layers):
         if any(r.label not in depths for r in layer.recurrences):
             continue
-        label, final = layer.recurrences[0].label, _final_steps(model, layer, reaches)
+        label = layer.recurrences[0].label
+        if layer in buffered:
+            why = f"it keeps its last {depths[label] - 1} inputs from call to call"
+            forms[label] = Form("chunk", 1, keep_ops, past=True, why=why)
+            continue
+        if label in single:
+            forms[label] = _last(layer, depths, single[label], keep_ops=keep_ops)
+            continue
+        final = _final_steps(model, layer, reaches)
         if form in ("auto", "last") and final is not None:
             forms[label] = _last(layer, depths, max(1, final), keep_ops=keep_ops)
             if layer.site is not None and (final or not _reverse(layer)):
@@ -105,7 +116,7 @@ def _last(layer: Layer, depths: Mapping[str, int], final: int, *, keep_ops: bool
     block = Costs(deepest.cell, depths[deepest.label]).best_block(steps)
     read = "step is" if final == 1 else f"{final} steps are"
     why = f"only the final {read} read: {steps} steps of input suffice"
-    return Form("last", min(block, final), keep_ops, final, why)
+    return Form("last", min(block, final), keep_ops, final, why=why)
 
 
 def _filter(model: Model, layer: Layer, depths: Mapping[str, int]) -> Form:

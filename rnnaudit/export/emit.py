@@ -50,32 +50,33 @@ class Emitter:
         finally:
             self._scope.pop()
 
-    def _name(self, name: str) -> str:
+    def named(self, name: str) -> str:
+        """Return the full name of a value that is called ``name`` here."""
         return "/".join([*self._scope, name])
 
     def op(self, op_type: str, *inputs: ir.Value | None, name: str, **attributes: Any) -> ir.Value:
         """Add a node with one output; node and output are called ``name``."""
-        full = self._name(name)
+        full = self.named(name)
         return self._tape.op(op_type, inputs, attributes, name=full, output=ir.Value(name=full))
 
     def several(
         self, op_type: str, *inputs: ir.Value | None, names: Sequence[str], **attributes: Any
     ) -> Sequence[ir.Value]:
         """Add a node with an output for each of ``names``; it is called after the first."""
-        outputs = [ir.Value(name=self._name(name)) for name in names]
+        outputs = [ir.Value(name=self.named(name)) for name in names]
         name = outputs[0].name
         return self._tape.op_multi_out(op_type, inputs, attributes, outputs=outputs, name=name)
 
     def split(self, value: ir.Value, names: Sequence[str], width: int) -> Sequence[ir.Value]:
         """Cut the last axis of rows [M, len(names) · width] into equal parts."""
         sizes = [width] * len(names)
-        outputs = [ir.Value(name=self._name(name)) for name in names]
+        outputs = [ir.Value(name=self.named(name)) for name in names]
         inputs, attributes = [value], {"axis": 1}
         if self.opset >= 13:
             inputs.append(self.integers(*sizes))
         else:
             attributes["split"] = sizes  # type: ignore[assignment]
-        name = self._name("split_" + "".join(names))
+        name = self.named("split_" + "".join(names))
         return self._tape.op_multi_out("Split", inputs, attributes, outputs=outputs, name=name)
 
     def integers(self, *numbers: int) -> ir.Value:
@@ -96,7 +97,7 @@ class Emitter:
     def constant(self, value: Tensor | float, name: str) -> ir.Value:
         """Store a float64 matrix or number in the graph's own type, under ``name``."""
         array = np.asarray(value, np.float64).astype(self.dtype.numpy())
-        tensor = ir.tensor(np.ascontiguousarray(array), self.dtype, name=self._name(name))
+        tensor = ir.tensor(np.ascontiguousarray(array), self.dtype, name=self.named(name))
         return self._tape.initializer(tensor)
 
     def slice(self, value: ir.Value, start: ir.Value, end: ir.Value, *, name: str) -> ir.Value:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -14,33 +15,40 @@ GUARD = "guard"
 """What the output is called, unless the graph has such a name."""
 
 
-def gaps(layers: Iterable[LayerStates]) -> list[ir.Value]:
-    """Return the gaps [1] of every direction of truncated layers."""
-    return [s.gap for layer in layers for s in layer.states if s.gap is not None]
-
-
-def guard(
-    graph: ir.Graph | None, found: Sequence[ir.Value], dtype: ir.DataType, opset: int
-) -> tuple[Emitter, ir.Value]:
-    """Write the largest of the gaps, a number without axes, and return it with its nodes.
+def add_guard(model: ir.Model, layers: Iterable[LayerStates], opset: int) -> None:
+    """Give the graph one more output, the largest gap of the layers at its top, without axes.
 
     Raises:
         UnsupportedModelError: There is none: every truncated recurrence sits in a branch.
     """
+    graph = model.graph
+    found = [s.gap for layer in layers for s in layer.states if s.gap is not None]
+    found = [gap for gap in found if _owner(gap) is graph]
     if not found:
         raise UnsupportedModelError(
             "a guard needs a truncated recurrence at the top of the graph, got branches only",
             help="leave out --guard",
         )
-    taken = set() if graph is None else {v.name for n in graph.all_nodes() for v in n.outputs}
-    taken |= set() if graph is None else {v.name for v in graph.inputs}
-    name = next(n for n in (GUARD, *(f"{GUARD}_{i}" for i in range(2, 99))) if n not in taken)
+    taken = {v.name for node in graph.all_nodes() for v in node.outputs}
+    taken |= {v.name for v in graph.inputs}
+    numbered = (f"{GUARD}_{i}" for i in itertools.count(2))
+    name = next(n for n in itertools.chain([GUARD], numbered) if n not in taken)
+    dtype = found[0].dtype or ir.DataType.FLOAT
     emit = Emitter(f"rnnaudit/{name}", dtype, opset)
     same = [
-        gap if gap.dtype in (None, dtype) else emit.op("Cast", gap, name=f"gap_{i}", to=dtype.value)
+        gap if gap.dtype == dtype else emit.op("Cast", gap, name=f"gap_{i}", to=dtype.value)
         for i, gap in enumerate(found)
     ]
     joined = same[0] if len(same) == 1 else emit.op("Concat", *same, name="gaps", axis=0)
     value = emit.op("ReduceMax", joined, name="largest", keepdims=0)
     value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape([])
-    return emit, value
+    graph.extend(emit.nodes)
+    for constant in emit.initializers:
+        graph.register_initializer(constant)
+    graph.outputs.append(value)
+    model.metadata_props["rnnaudit.guard"] = name
+
+
+def _owner(value: ir.Value) -> ir.Graph | ir.Function | None:
+    node = value.producer()
+    return value.graph if node is None else node.graph

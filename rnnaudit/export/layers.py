@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from rnnaudit.export.chunk import blocks, kept, kept_whole, one_block, unrolled
-from rnnaudit.export.emit import Emitter
+from rnnaudit.export.emit import INT64_MAX, Emitter
 from rnnaudit.export.filter import filtered
 from rnnaudit.export.nodes import RecurrentNode
 from rnnaudit.export.sequences import (
@@ -54,6 +54,10 @@ def write_layer(
         UnsupportedModelError: The form keeps operators and no ONNX operator has such a cell.
     """
     sequences = measured(emit, x, layer.input_size)
+    if form.past:
+        (recurrence,) = layer.recurrences
+        writer = _Direction(recurrence, depths[recurrence.label], form, wanted, (), 1)
+        return _continued(emit, layer, sequences, writer)
     steps = reach(layer, depths, form.final)
     if form.name == "last" and wanted.steps:
         # One piece for both directions, so that their outputs lie side by side.
@@ -67,6 +71,29 @@ def write_layer(
             direction = _Direction(recurrence, depth, form, wanted, start, bound)
             states.append(direction.write(emit, sequences))
     return LayerStates(layer, sequences.steps, sequences.batch, tuple(states))
+
+
+def _continued(emit: Emitter, layer: Layer, new: Sequences, direction: _Direction) -> LayerStates:
+    """Write a layer over new steps behind a buffer of at most k − 1 steps before them.
+
+    The buffer is empty before the first call, so that the first k outputs are exact.
+    """
+    depth = direction.depth
+    past = ir.Value(name=emit.named("past"), type=ir.TensorType(emit.dtype))
+    joined = emit.op("Concat", past, new.x, name="past_and_new", axis=0)
+    every = measured(emit, joined, layer.input_size, name="joined_shape")
+    bounds = emit.integers(1 - depth if depth > 1 else INT64_MAX), emit.integers(INT64_MAX)
+    kept = emit.slice(joined, *bounds, name="past_next")
+    states = direction.write(emit, every)
+    if states.rows is not None:
+        count = emit.op("Mul", new.steps, new.batch, name="new_rows")
+        total = emit.op("Mul", every.steps, every.batch, name="joined_rows")
+        first = emit.op("Sub", total, count, name="first_new_row")
+        rows = emit.slice(states.rows, first, emit.integers(INT64_MAX), name="h_new")
+        states = replace(states, rows=rows)
+    batch = None if new.x.shape is None else new.x.shape[1]
+    known = batch.value if isinstance(batch, ir.SymbolicDim) else batch
+    return LayerStates(layer, new.steps, new.batch, (states,), (past, kept), known)
 
 
 def reach(layer: Layer, depths: Mapping[str, int], final: int) -> int:

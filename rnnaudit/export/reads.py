@@ -49,8 +49,8 @@ class Readers:
             return self._slice(node, axis, rank)
         if kind == "Gather":
             return self._gather(node, axis, rank)
-        moved = _moved(node, index, axis, rank)
-        return None if moved is None else self.final_steps(node.outputs[0], *moved)
+        after = moved(node, index, axis, rank)
+        return None if after is None else self.final_steps(node.outputs[0], *after)
 
     def _slice(self, node: ir.Node, axis: int, rank: int) -> int | None:
         """Read ``x[-m:]``, or go on where other axes are cut."""
@@ -94,7 +94,7 @@ def _numbers(value: ir.Value | None) -> np.ndarray[tuple[int], np.dtype[np.int64
     return None if stored is None else stored.numpy().astype(np.int64).reshape(-1)
 
 
-def _moved(node: ir.Node, index: int, axis: int, rank: int) -> tuple[int, int] | None:
+def moved(node: ir.Node, index: int, axis: int, rank: int) -> tuple[int, int] | None:
     """Return the axis and rank after an operator that keeps every step apart; else None."""
     kind = node.op_type
     if kind in _ELEMENTWISE:

@@ -22,12 +22,13 @@ class Sequences:
     batch: ir.Value
 
 
-def measured(emit: Emitter, x: ir.Value, width: int) -> Sequences:
+def measured(emit: Emitter, x: ir.Value, width: int, *, name: str = "shape") -> Sequences:
     """Write the sizes of x [T, N, width]."""
-    shape = emit.op("Shape", x, name="shape")
+    shape = emit.op("Shape", x, name=name)
     zero, one, two = (emit.integers(i) for i in range(3))
-    T = emit.slice(shape, zero, one, name="T")
-    return Sequences(x, width, T, emit.slice(shape, one, two, name="N"))
+    T = emit.slice(shape, zero, one, name=name.replace("shape", "T"))
+    N = emit.slice(shape, one, two, name=name.replace("shape", "N"))
+    return Sequences(x, width, T, N)
 
 
 def clipped(
@@ -116,7 +117,9 @@ def largest(emit: Emitter, difference: ir.Value, name: str = "gap") -> ir.Value:
     flat = emit.op("Reshape", size, emit.integers(-1), name=f"{name}_flat")
     zero = emit.constant(torch.zeros(1), f"{name}_zero")
     padded = emit.op("Concat", flat, zero, name=f"{name}_or_zero", axis=0)
-    return emit.op("ReduceMax", padded, name=name, keepdims=1)
+    gap = emit.op("ReduceMax", padded, name=name, keepdims=1)
+    gap.type = ir.TensorType(emit.dtype)
+    return gap
 
 
 def gap_between(
@@ -126,7 +129,10 @@ def gap_between(
     gap = largest(emit, emit.op("Sub", deep, shallow, name="gap_difference"))
     if valid is None:
         return gap
-    return emit.op("Where", valid, gap, emit.constant(torch.zeros(1), "no_gap"), name="gap_valid")
+    zero = emit.constant(torch.zeros(1), "no_gap")
+    shown = emit.op("Where", valid, gap, zero, name="gap_valid")
+    shown.type = gap.type
+    return shown
 
 
 def final_rows(
@@ -144,12 +150,18 @@ def final_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerStates:
-    """A truncated layer: what its directions give, forward before reverse, over T steps."""
+    """A truncated layer: what its directions give, forward before reverse, over T steps.
+
+    ``past`` is the buffer of a streaming layer before and after this call, ``rows`` its batch
+    where the graph tells it, by number or name.
+    """
 
     layer: Layer
     steps: ir.Value
     batch: ir.Value
     states: tuple[States, ...]
+    past: tuple[ir.Value, ir.Value] | None = None
+    rows: int | str | None = None
 
     def outputs(self, emit: Emitter) -> ir.Value:
         """Write the outputs side by side, [T, N, F]."""

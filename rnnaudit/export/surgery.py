@@ -9,14 +9,17 @@ import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export.build import OPSET, assemble, check_opset, ir_version
-from rnnaudit.export.emit import OLDEST_OPSET, Emitter
-from rnnaudit.export.guard import gaps, guard
+from rnnaudit.export.emit import INT64_MAX, OLDEST_OPSET, Emitter
+from rnnaudit.export.guard import add_guard
 from rnnaudit.export.layers import write_layer
 from rnnaudit.export.nodes import find_node
+from rnnaudit.export.past import add_buffers
 from rnnaudit.export.reads import Readers
 from rnnaudit.export.sequences import LayerStates, Start, Wanted
+from rnnaudit.export.stepwise import Widened, stepwise
 from rnnaudit.model import Layer, Model
 from rnnaudit.truncation import WINDOW, Form
+from rnnaudit.verification.states import carried
 
 
 def truncate_graph(
@@ -32,7 +35,9 @@ def truncate_graph(
 
     A layer is replaced when all of its directions have a depth. A model that came without a
     graph gets one, ``x`` [time, batch, I] to ``y`` [time, batch, O]. Graph inputs that were
-    only the initial states of replaced layers are dropped, and zero is assumed for them.
+    only the initial states of replaced layers are dropped, and zero is assumed for them; so are
+    the outputs that hold those states' sequels. A graph of one step per call takes the steps
+    of a sequence and gives the outputs after the last one.
 
     Args:
         model: The model as loaded.
@@ -47,11 +52,15 @@ def truncate_graph(
     Raises:
         UsageError: A depth is below 1 or names no recurrence of the model, or the opset is not
             one that the forms are written in.
-        UnsupportedModelError: A chosen layer reads sequence lengths, or its initial state is a
-            graph input that is used elsewhere too, or the graph has no such opset.
+        UnsupportedModelError: A chosen layer reads sequence lengths, or the graph has no such
+            opset.
     """
     forms = forms or {}
-    layers = [layer for stack in model.stacks for layer in stack.layers]
+    layers = [
+        layer
+        for stack in model.stacks
+        for layer in (*stack.layers, *model.twins.get(stack.name, ()))
+    ]
     _check_depths(layers, depths)
     chosen = [layer for layer in layers if all(r.label in depths for r in layer.recurrences)]
     if model.graph is None:
@@ -65,6 +74,8 @@ def truncate_graph(
         )
     else:
         result = _converted(model.graph.clone(), opset)
+        widened = Widened(result.graph)
+        single = () if any(f.past for f in forms.values()) else stepwise(model)
         replaced = [
             _replace(
                 result,
@@ -72,12 +83,18 @@ def truncate_graph(
                 depths,
                 forms.get(layer.recurrences[0].label, WINDOW),
                 guarded=guarded,
+                widened=widened if layer in single else None,
             )
             for layer in chosen
         ]
-        _drop_states(result.graph, chosen)
+        add_buffers(result, replaced)
+        dropped = _drop_states(model, result.graph, chosen)
         if guarded:
-            _add_guard(result, replaced)
+            add_guard(result, replaced, _opset(result.graph))
+        if dropped:
+            result.metadata_props["rnnaudit.dropped"] = json.dumps(dropped)
+        if widened.axes:
+            result.metadata_props["rnnaudit.last_step_of"] = json.dumps(widened.axes)
     written = [
         (r, forms.get(layer.recurrences[0].label, WINDOW))
         for layer in chosen
@@ -142,26 +159,14 @@ def _converted(model: ir.Model, wanted: int | None) -> ir.Model:
         ) from error
 
 
-def _add_guard(model: ir.Model, layers: Sequence[LayerStates]) -> None:
-    """Give the graph one more output, the largest gap of the layers at its top."""
-    graph = model.graph
-    found = [gap for gap in gaps(layers) if _owner(gap) is graph]
-    dtype = next((gap.dtype for gap in found if gap.dtype is not None), ir.DataType.FLOAT)
-    emit, value = guard(graph, found, dtype, _opset(graph))
-    graph.extend(emit.nodes)
-    for constant in emit.initializers:
-        graph.register_initializer(constant)
-    graph.outputs.append(value)
-    model.metadata_props["rnnaudit.guard"] = value.name or ""
-
-
-def _owner(value: ir.Value) -> ir.Graph | ir.Function | None:
-    producer = value.producer()
-    return value.graph if producer is None else producer.graph
-
-
 def _replace(
-    model: ir.Model, layer: Layer, depths: Mapping[str, int], form: Form, *, guarded: bool
+    model: ir.Model,
+    layer: Layer,
+    depths: Mapping[str, int],
+    form: Form,
+    *,
+    guarded: bool,
+    widened: Widened | None = None,
 ) -> LayerStates:
     """Put a truncated form where the layer's node was, under the names of the node's outputs."""
     site = layer.site
@@ -171,9 +176,12 @@ def _replace(
     assert graph is not None
     assert x is not None
     _check_lengths(node, x, site.layout)
-    _check_steps(model, layer, x)
+    if widened is not None:
+        x = widened.of(x, site.layout, 3)
     emit = Emitter(_fresh(model.graph, site.node), _dtype(node), _opset(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
+    if x.shape is not None and site.layout == 1:
+        inner.shape = ir.Shape([x.shape[1], x.shape[0], x.shape[2]])
     read = [_used(value) for value in node.outputs]
     steps, h, c = (*read, False, False)[:3]
     wanted = Wanted(steps, h, c, guard=guarded)
@@ -182,18 +190,19 @@ def _replace(
     written = [
         _written(emit, states, i, site.layout) if read[i] else None for i in range(len(read))
     ]
+    if widened is not None and written[0] is not None:
+        every, bounds = written[0], (emit.integers(i) for i in (-1, INT64_MAX, site.layout))
+        written[0] = emit.op("Slice", every, *bounds, name="Y_last_step")
+        widened.wide[written[0]] = every
     graph.insert_before(node, emit.nodes)
     for value in emit.initializers:
         graph.register_initializer(value)
-    if form.name == "last":
+    if form.name == "last" and widened is None:
         _shorten(node, layer, site.layout)
     for old, new in zip(node.outputs, written, strict=True):
         if new is not None:
             _take_over(old, new)
     _remove(node)
-    for state in states.states:
-        if state.gap is not None:
-            state.gap.type = ir.TensorType(emit.dtype)
     return states
 
 
@@ -234,30 +243,6 @@ def _check_lengths(node: ir.Node, x: ir.Value, layout: int) -> None:
         f"node {node.name}",
         help="leave this layer out, or export the model without sequence lengths",
     )
-
-
-def _check_steps(model: ir.Model, layer: Layer, x: ir.Value) -> None:
-    """Refuse a graph that takes one step per call: all its memory is in the state it is given."""
-    initial, site = layer.recurrences[0].initial, layer.site
-    if initial.source != "graph input" or site is None or _steps(model, x, site.layout) != 1:
-        return
-    raise UnsupportedModelError(
-        f"a layer to truncate must see its past in its input, got {site.node}, which takes one "
-        f"step per call and keeps its memory in the graph input {initial.name}",
-        help="export the model over whole sequences",
-    )
-
-
-def _steps(model: ir.Model, x: ir.Value, axis: int) -> int | None:
-    """Return how many steps x has where the graph fixes that, inferring shapes if need be."""
-    if x.shape is not None:
-        size = x.shape[axis]
-        return size if isinstance(size, int) else None
-    import onnx.shape_inference
-
-    inferred = onnx.shape_inference.infer_shapes(ir.to_proto(model)).graph.value_info
-    shape = next((v.type.tensor_type.shape.dim for v in inferred if v.name == x.name), ())
-    return int(shape[axis].dim_value) or None if len(shape) == 3 else None
 
 
 def _dtype(node: ir.Node) -> ir.DataType:
@@ -343,8 +328,12 @@ def _forget(value: ir.Value) -> None:
         graph.inputs.remove(value)
 
 
-def _drop_states(graph: ir.Graph, layers: Sequence[Layer]) -> None:
-    """Drop graph inputs that were initial states; their part in the output is gone."""
+def _drop_states(model: Model, graph: ir.Graph, layers: Sequence[Layer]) -> list[str]:
+    """Drop initial states that nothing reads any more, and the outputs that are their sequels.
+
+    Returns:
+        The names of the outputs that are gone.
+    """
     names = {
         name
         for layer in layers
@@ -352,12 +341,17 @@ def _drop_states(graph: ir.Graph, layers: Sequence[Layer]) -> None:
         if r.initial.source == "graph input" and r.initial.name is not None
         for name in r.initial.name.split(", ")
     }
-    for value in [v for v in graph.inputs if v.name in names]:
-        if _used(value):
-            readers = ", ".join(sorted({str(n.name or n.op_type) for n in value.consumers()}))
-            raise UnsupportedModelError(
-                f"an initial state that is dropped must have no other reader, got {value.name}, "
-                f"which {readers or 'an output'} reads too",
-                help="truncate every layer that reads it, or none",
-            )
+    gone = [v for v in graph.inputs if v.name in names and not _used(v)]
+    for value in gone:
         graph.inputs.remove(value)
+    sequels = carried(model)
+    ends = {sequels.get(str(v.name)) for v in gone}
+    dropped = [v for v in graph.outputs if v.name in ends]
+    if len(dropped) == len(graph.outputs):
+        return []  # a state that is the model's only result
+    for value in dropped:
+        graph.outputs.remove(value)
+        node = value.producer()
+        if node is not None and _idle(node):
+            _remove(node)
+    return [str(value.name) for value in dropped]

@@ -29,8 +29,17 @@ from rnnaudit.model import (
     Stack,
     TracedCell,
 )
-from rnnaudit.runtime import Interface, Port
+from rnnaudit.runtime import Calls, Interface, Port
 from rnnaudit.verification import live
+from rnnaudit.verification.calls import (
+    Manner,
+    at_once,
+    buffers,
+    by_step,
+    in_blocks,
+    in_steps,
+    stepped,
+)
 from rnnaudit.verification.inputs import Feed, ordered, sequences_of
 from rnnaudit.verification.slots import Role, Slot, named, of_graph, of_port
 
@@ -77,6 +86,7 @@ class Original(Protocol):
 
     slots: tuple[Slot, ...]
     error: str  # the runtime's last refusal of the original
+    calls: Calls | None  # how the candidate is called, if not once a feed
 
     def answer(self, feeds: Sequence[Feed]) -> list[Answer | None]:
         """Run the original; None where it does not run on a feed."""
@@ -105,9 +115,11 @@ def _cannot(message: str, advice: str) -> UnsupportedModelError:
 class Weights:
     """Stacks without a graph: ``x`` to ``y`` for one, ``name/x`` to ``name/y`` for several."""
 
-    def __init__(self, model: Model, candidate: Interface, cut: Cut) -> None:
+    def __init__(self, model: Model, whole: Interface, cut: Cut) -> None:
         """Match the candidate's inputs and outputs with the stacks."""
         self.error = ""
+        self._whole, self._manner = whole, Manner.of(whole)
+        candidate = self._manner.bare(whole)
         self._cut = cut
         self._source = model.source
         self._torch_difference: float | None = 0.0
@@ -122,6 +134,7 @@ class Weights:
         self._missing = [stack.name for stack in model.stacks if stack not in stacks]
         self._pairs = [(stack, *_stack_ports(stack, candidate, alone=alone)) for stack in stacks]
         self.slots = tuple(slot for _, slot, _ in self._pairs)
+        self.calls = in_blocks(self.slots, self._manner)
 
     def answer(self, feeds: Sequence[Feed]) -> list[Answer | None]:
         """Run every stack in float64."""
@@ -159,7 +172,8 @@ class Weights:
 
     def feed(self, feed: Feed) -> Mapping[str, Array]:
         """Return the feed; it is made for the candidate's own inputs."""
-        return feed.values
+        empty = buffers(self._whole.inputs, self._manner.past, feed, feed.values)
+        return {**feed.values, **empty}
 
     def describe(self) -> str:
         """Name both readings and their difference, and what the candidate does not hold."""
@@ -308,9 +322,11 @@ def _torch_weights(cell: NamedCell) -> Mapping[str, Tensor]:
 class Graph:
     """The given ONNX graph in ONNX Runtime, and our reading beside it where that covers it."""
 
-    def __init__(self, model: Model, candidate: Interface, cut: Cut) -> None:
+    def __init__(self, model: Model, whole: Interface, cut: Cut) -> None:
         """Match the candidate's inputs and outputs with the graph's."""
         own = runtime.describe(model.path)
+        self._whole, self._manner = whole, Manner.of(whole)
+        candidate = self._manner.bare(whole)
         self._model, self._cut = model, cut
         self._inputs = _match(own.inputs, candidate.inputs, "input")
         self._outputs = _match(own.outputs, candidate.outputs, "output")
@@ -328,23 +344,36 @@ class Graph:
                 f"{', '.join(p.name for p in candidate.outputs) or 'none'}",
                 "name the outputs alike",
             )
-        self._missing = [p.name for p in own.outputs if p.name not in self._outputs]
+        lacking = [p.name for p in own.outputs if p.name not in self._outputs]
+        self._missing = [name for name in lacking if name not in self._manner.dropped]
         ports = {p.name: p for p in candidate.inputs}
         self.slots = tuple(
             slot.within(ports[self._inputs[slot.name]]) if slot.name in self._inputs else slot
             for slot in of_graph(model, own)
         )
+        self._own_calls, self.calls = None, in_blocks(self.slots, self._manner)
+        last = bool(self._manner.last_step_of)
+        states = by_step(model, self.slots) if last or self._manner.past else {}
+        if states:
+            self.slots = tuple(stepped(slot, states) for slot in self.slots)
+            self._own_calls = in_steps(self.slots, states, last=last)
+            kept = {n: out for n, out in states.items() if n in self._inputs.values()}
+            carry = {**kept, **self._manner.past}
+            self.calls = None if last else in_steps(self.slots, carry, last=False)
+            # A state that is carried is no result.
+            self._outputs = {n: t for n, t in self._outputs.items() if n not in states.values()}
         # Our reading assumes zero where the graph computes an initial state.
         own_states = all(r.initial.source in ("zero", "constant") for r in model.recurrences())
         covered = model.whole and bool(model.stacks) and own_states
-        self._site = model.stacks[0].layers[0].site if covered else None
+        self._site = model.stacks[0].layers[0].site if covered and not states else None
         self._reading_difference: float | None = None
         self.error = ""
 
     def answer(self, feeds: Sequence[Feed]) -> list[Answer | None]:
         """Run the graph; where it refuses, ever fewer feeds, so that one cannot spoil the rest."""
         fetch = list(self._outputs) + ([self._site.x] if self._site else [])
-        outcome = runtime.run(self._model.path, [f.values for f in feeds], fetch=fetch)
+        given = [f.values for f in feeds]
+        outcome = runtime.run(self._model.path, given, fetch=fetch, calls=self._own_calls)
         if outcome.outputs is not None:
             return [self._read(found) for found in outcome.outputs]
         self.error = outcome.error or ""
@@ -380,7 +409,15 @@ class Graph:
 
     def feed(self, feed: Feed) -> Mapping[str, Array]:
         """Return what the candidate reads of the feed, by its own names."""
-        return {theirs: feed.values[own] for own, theirs in self._inputs.items()}
+        given = {theirs: feed.values[own] for own, theirs in self._inputs.items()}
+        if self._own_calls is not None and self.calls is None:  # the steps of a sequence at once
+            axes = self._manner.last_step_of
+            given |= {
+                name: at_once(given[name], axes[name]) if name in axes else given[name][-1]
+                for name in self._own_calls.axes
+                if name in given
+            }
+        return {**given, **buffers(self._whole.inputs, self._manner.past, feed, given)}
 
     def describe(self) -> str:
         """Name the runtime, and how far our reading is from it."""

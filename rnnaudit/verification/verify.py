@@ -195,7 +195,10 @@ def _both(source: Original, candidate: Path, todo: Sequence[Feed], runs: _Runs) 
     if not answered:
         return
     outcome = runtime.run(
-        candidate, [source.feed(feed) for feed, _ in answered], timeout=LONGEST_RUN
+        candidate,
+        [source.feed(feed) for feed, _ in answered],
+        calls=source.calls,
+        timeout=LONGEST_RUN,
     )
     runs.tried += [feed.tried for feed, _ in answered]
     if outcome.outputs is None:
