@@ -321,7 +321,8 @@ def _findings(report: Report, policy: Policy, today: date) -> Iterator[Rule]:
             for severity in ("error", "warning", "note")
         ]
         told = ", ".join(numbers.counted(count, noun) for noun, count in counts if count)
-        yield Rule("findings", True, f"no finding {_worse(policy.fail_on)}", told or "none")
+        apart = ", apart from those allowed" if judged else ""
+        yield Rule("findings", True, f"no finding {_worse(policy.fail_on)}{apart}", told or "none")
 
 
 def _worse(severity: FailOn) -> str:

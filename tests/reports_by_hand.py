@@ -1,7 +1,9 @@
 """Reports made by hand, one for each thing that a renderer must be able to say."""
 
 from dataclasses import replace
+from datetime import date
 
+from rnnaudit.policy import Allowance, Policy, judge
 from rnnaudit.results import (
     EPSILONS,
     Attempt,
@@ -19,6 +21,7 @@ from rnnaudit.results import (
     NoProof,
     NormCurve,
     RecurrenceReport,
+    Refusal,
     Report,
     Skipped,
     Truncation,
@@ -333,11 +336,66 @@ REPORTS = {
     "verify_nothing": VERIFY_NOTHING,
 }
 
+POLICY = Policy(
+    require="not-unstable",
+    max_lambda=0.9,
+    max_depth=64,
+    evidence="measured",
+    max_exceed=0.05,
+    fail_on="warning",
+    allow=(
+        Allowance("RA203", date(2027, 6, 30), "few | on <purpose>"),
+        Allowance("RA202", date(2026, 1, 31), "until retrained"),
+    ),
+)
+
+REFUSED = Refusal(
+    "models/corrupt.onnx",
+    "RA101",
+    "an ONNX model was expected, and models/corrupt.onnx is damaged",
+    "download or export it again",
+)
+
+
+def judged(report, policy=POLICY, **more):
+    return replace(report, gate=judge(report, policy, today=date(2026, 12, 2), **more))
+
+
+GATED = (
+    judged(STABLE),
+    judged(UNDECIDED),
+    judged(LONGER),
+    judged(
+        replace(SKIPPED, model=ModelInfo("models/a b|<c>.pt", "PyTorch state_dict", "67" * 32)),
+        baseline=(replace(STABLE, depth=Depth(1e-3, 40, measured(31))),),
+    ),
+    REFUSED,
+)
+"""One model that passes, three that fail, each for other reasons, and one that is refused."""
+
 
 def golden(folder):
     """Yield the path of each golden file and the text that belongs in it."""
-    from rnnaudit.reports import JsonRenderer, TerminalRenderer
+    from rnnaudit.reports import (
+        JsonRenderer,
+        JunitRenderer,
+        MarkdownRenderer,
+        SarifRenderer,
+        SummaryRenderer,
+        TerminalRenderer,
+    )
 
+    yield folder / "gate.txt", SummaryRenderer().render_all(GATED)
+    yield folder / "gate.verbose.txt", SummaryRenderer(verbose=True).render_all(GATED[:2])
+    yield folder / "gate.quiet.txt", SummaryRenderer(quiet=True).render_all(GATED[:1])
+    yield folder / "gate.json", JsonRenderer().render_all(GATED)
+    yield folder / "gate.md", MarkdownRenderer().render_all(GATED)
+    yield folder / "gate.xml", JunitRenderer().render_all(GATED)
+    yield folder / "gate.sarif", SarifRenderer().render_all(GATED)
+    for name in ("stable", "skipped", "truncate_fail"):
+        yield folder / f"{name}.md", MarkdownRenderer().render(REPORTS[name])
+    yield folder / "truncate_fail.xml", JunitRenderer().render(TRUNCATE_FAIL)
+    yield folder / "skipped.sarif", SarifRenderer().render(SKIPPED)
     for name, report in REPORTS.items():
         yield folder / f"{name}.txt", TerminalRenderer().render(report)
         yield folder / f"{name}.json", JsonRenderer().render(report)

@@ -19,12 +19,15 @@ if TYPE_CHECKING:  # `--help` needs no report
     from rnnaudit.reports import Gatherer, Renderer
     from rnnaudit.results import Report
 
+FOR_PEOPLE = frozenset({Format.TEXT, Format.HTML})
+"""Formats in which a refusal is the one line on stderr."""
+
 Progress = Callable[[str, float], None]
 
 
 @contextmanager
 def refusals(form: Format, path: str) -> Iterator[None]:
-    """Let an error pass, after a program that reads JSON has been told of it.
+    """Let an error pass, after a program that reads the report has been told of it.
 
     Only what exits with 3 is a fact about the file; wrong options leave stdout empty.
     A format whose packages are missing is refused before any work is done for it.
@@ -36,22 +39,27 @@ def refusals(form: Format, path: str) -> Iterator[None]:
     try:
         yield
     except RnnauditError as error:
-        if error.exit_code == 3 and form is Format.JSON:
-            _refuse(error, path)
+        if error.exit_code == 3:
+            _refuse(error, form, path)
         raise
     except typer.Exit:
         raise
     except Exception as error:
-        if form is Format.JSON:
-            message = f"rnnaudit itself failed: {type(error).__name__}"
-            _refuse(RnnauditError(message, id="RA900"), path)
+        message = f"rnnaudit itself failed: {type(error).__name__}"
+        _refuse(RnnauditError(message, id="RA900"), form, path)
         raise
 
 
-def _refuse(error: RnnauditError, path: str) -> None:
+def _refuse(error: RnnauditError, form: Format, path: str) -> None:
+    from rnnaudit.reports import GATHERERS
     from rnnaudit.reports.json import refusal
+    from rnnaudit.results import Refusal
 
-    write(refusal(error, path))
+    if form is Format.JSON:
+        write(refusal(error, path))
+    elif form not in FOR_PEOPLE:
+        refused = Refusal(path, error.id, str(error.args[0]), error.help)
+        write(next(g for g in GATHERERS if g.name == form).render_all((refused,)))
 
 
 @contextmanager

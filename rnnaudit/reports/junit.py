@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree as Xml
 
@@ -57,12 +58,14 @@ def _cases(report: Report) -> list[Xml.Element]:
     rules = checks(report)
     if not rules:
         return [Xml.Element("testcase", name="audit")]
-    return [_case(rule) for rule in rules]
+    times = Counter(rule.rule for rule in rules)
+    return [_case(rule, placed=times[rule.rule] > 1) for rule in rules]
 
 
-def _case(rule: Rule) -> Xml.Element:
-    where = f" {rule.where}" if rule.where else ""
-    case = Xml.Element("testcase", name=_text(rule.rule + where))
+def _case(rule: Rule, *, placed: bool) -> Xml.Element:
+    """Make the case of a rule, whose name stays the same whether it holds or not."""
+    name = f"{rule.rule} {rule.where}" if placed else rule.rule
+    case = Xml.Element("testcase", name=_text(name))
     if not rule.passed:
         got = _text(f"wanted {rule.wanted}; got {rule.got}")
         failure = Xml.SubElement(case, "failure", type=rule.id, message=got)
@@ -78,7 +81,7 @@ def _refused(refusal: Refusal) -> Xml.Element:
 
 
 def _said(report: Report) -> str:
-    found = [f"{f.id} {f.where}: {f.message}" for f in report.findings]
+    found = [f"{f.id}: {f.where + ': ' if f.where else ''}{f.message}" for f in report.findings]
     return ". ".join([str(wording.verdict(report)), *found])
 
 

@@ -38,7 +38,12 @@ class SarifRenderer:
 
     def render_all(self, outcomes: Sequence[Outcome]) -> str:
         """Return a log of one run over all models."""
-        results = [result for i, o in enumerate(outcomes) for result in _results(o, i)]
+        artifacts: list[dict[str, Any]] = []
+        results: list[_Result] = []
+        for outcome in outcomes:
+            artifact = _artifact(outcome)
+            artifacts += [artifact] if artifact not in artifacts else []
+            results += _results(outcome, artifacts.index(artifact))
         ids = sorted({result.id for result in results})
         seen: Counter[str] = Counter()
         log = {
@@ -54,7 +59,7 @@ class SarifRenderer:
                         }
                     },
                     "invocations": [_invocation(outcomes)],
-                    "artifacts": [_artifact(outcome) for outcome in outcomes],
+                    "artifacts": artifacts,
                     "results": [_result(result, ids, seen) for result in results],
                     "columnKind": "unicodeCodePoints",
                 }
@@ -185,7 +190,7 @@ def _rule(id_: str) -> Mapping[str, Any]:
     return {
         "id": id_,
         "shortDescription": {"text": what.title},
-        "fullDescription": {"text": f"{what.title}. {what.help}."},
+        "fullDescription": {"text": f"{what.title}. {what.help[:1].upper()}{what.help[1:]}."},
         "help": {"text": f"{what.title}: {what.help}", "markdown": page(id_)},
         "helpUri": HELP + id_,
         "defaultConfiguration": {"level": what.severity},

@@ -121,7 +121,7 @@ def _headed(word: str, path: str, width: int) -> Iterator[Text]:
 
 def _rule(rule: Rule, width: int) -> Iterator[Text]:
     mark = Text("holds", PROVED) if rule.passed else Text("fails", REFUTED)
-    title = Text.assemble((rule.rule, "bold"), " ", mark)
+    title = Text.assemble((_plain(rule.rule), "bold"), " ", mark)
     yield from hang("", flow([title, _plain(rule.where)], width - 2, " · "), indent=2, column=2)
     facts = [("wanted", rule.wanted), ("got", rule.got)]
     yield from _facts(facts if rule.passed else [*facts, ("next", rule.help)], width)
