@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import jsonschema
 import pytest
 import torch
 
+from rnnaudit import policy
 from rnnaudit.cli import app
 from rnnaudit.policy import Allowance, Policy, judge
-from rnnaudit.reports.json import gate_schema
+from rnnaudit.reports.json import JsonRenderer, gate_schema
 from rnnaudit.results import (
     Depth,
     Finding,
@@ -208,16 +210,110 @@ def models(tmp_path_factory):
     return folder
 
 
-def test_one_bad_file_hides_no_other(models, capsys, monkeypatch):
+@pytest.fixture(scope="module")
+def cache_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def inside(models, cache_folder, monkeypatch):
+    """Run in the folder of the models, with a cache that its tests share."""
     monkeypatch.chdir(models)
-    names = sorted(path.name for path in models.iterdir())
-    code, out, err = run(capsys, "gate", "*.pt", "empty.onnx", "--eps", "0.1")
+    monkeypatch.setenv("RNNAUDIT_CACHE_DIR", str(cache_folder))
+    return sorted(path.name for path in models.iterdir() if path.suffix in (".pt", ".onnx"))
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "junit", "sarif"])
+def test_one_bad_file_hides_no_other(inside, capsys, form):
+    code, out, err = run(capsys, "gate", "*.pt", "empty.onnx", "--eps", "0.1", "--format", form)
     assert (code, err) == (3, "")
-    assert all(name in out for name in names)
-    assert out.endswith("gate:    FAIL: of 5 models, 2 passed, 1 failed, 2 could not be audited\n")
-    code, out, _ = run(capsys, "gate", *names, "--eps", "0.1", "--format", "json")
-    assert code == 3
+    assert all(name in out for name in inside)
+    assert run(capsys, "gate", *inside, "--eps", "0.1", "--format", form)[0] == 3
+    audited = [name for name in inside if name.startswith(("calm", "quiet", "loud"))]
+    assert run(capsys, "gate", *audited, "--eps", "0.1", "--format", form)[0] == 1
+    assert run(capsys, "gate", "calm.pt", "--eps", "0.1", "--format", form)[0] == 0
+    assert run(capsys, "gate", "calm.pt", "--eps", "0", "--format", form)[0] == 2
+
+
+def test_the_json_of_a_gate_lists_every_file_in_order(inside, capsys):
+    _, out, _ = run(capsys, "gate", *inside, "--eps", "0.1", "--format", "json")
     found = json.loads(out)
     jsonschema.validate(found, gate_schema())
-    assert [r["model"]["path"] for r in found["reports"]] == names
+    assert [r["model"]["path"] for r in found["reports"]] == inside
     assert (found["passed"], found["failed"], found["refused"]) == (False, 1, 2)
+
+
+def test_paths_inside_the_working_folder_are_relative(inside, models, capsys):
+    absolute = str(models / "calm.pt")
+    for form in ("text", "json", "markdown", "junit", "sarif"):
+        _, out, _ = run(capsys, "gate", absolute, "--eps", "0.1", "--format", form)
+        assert "calm.pt" in out
+        assert str(models) not in out
+
+
+def test_a_baseline_is_written_by_the_gate_and_read_by_it(inside, models, capsys):
+    gate = ("gate", "calm.pt", "loud.pt", "--eps", "0.1")
+    wrote = run(capsys, *gate, "--require", "any", "--format", "json", "-o", "base.json")
+    assert wrote == (0, "", "")
+    assert run(capsys, *gate, "--baseline", "base.json")[0] == 0
+    base = json.loads((models / "base.json").read_text())
+    base["reports"][0]["recurrences"][0]["lambda"]["upper"]["value"] /= 2
+    (models / "base.json").write_text(json.dumps(base))
+    code, out, _ = run(capsys, *gate, "--baseline", "base.json")
+    assert code == 1
+    assert "baseline λ proved fails" in out
+    code, out, _ = run(capsys, "gate", "quiet.pt", *gate[1:], "--baseline", "base.json")
+    assert (code, "got     it is not there" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--allow", "RA121"], "--allow must be ID:DATE:REASON, such as RA121:2027-06-30:known"),
+        (["--allow", "RA121:soon:x"], "--allow must be ID:DATE:REASON"),
+        (["--allow", "RA121:2027-06-30: "], "--allow must be ID:DATE:REASON"),
+        (["--allow", "RA999:2027-06-30:x"], "rnnaudit explain lists the ids"),
+        (["--baseline", "none.json"], "--baseline must be a file that can be read, got none.json"),
+        (["--baseline", "calm.pt"], "--baseline must be a JSON report of rnnaudit, got calm.pt"),
+        (["--max-lambda", "-1"], "--max-lambda must be a finite number, 0 or more, got -1"),
+        (["--max-depth", "0"], "--max-depth must be at least 1, got 0"),
+        (["--max-exceed", "2"], "--max-exceed must lie between 0 and 1, got 2"),
+        (["--tolerance", "nan"], "--tolerance must be a finite number, 0 or more, got nan"),
+        (["--evidence", "hope"], "Invalid value for '--evidence'"),
+        (["-o", "calm.pt"], "the output must not be what is read, got calm.pt for both"),
+    ],
+)
+def test_wrong_options_are_one_line_and_exit_2(inside, capsys, options, words):
+    code, out, err = run(capsys, "gate", "calm.pt", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ([], "stable"),
+        (["--evidence", "measured"], "not-unstable"),
+        (["--baseline", "base.json"], "any"),
+        (["--baseline", "base.json", "--require", "stable"], "stable"),
+    ],
+)
+def test_what_is_required_follows_from_what_was_asked(inside, capsys, monkeypatch, options, wanted):
+    Path("base.json").write_text(JsonRenderer().render(by_hand.STABLE))
+    seen = []
+    real = policy.judge
+    monkeypatch.setattr(
+        policy, "judge", lambda r, p, **more: seen.append(p.require) or real(r, p, **more)
+    )
+    run(capsys, "gate", "calm.pt", "--eps", "0.1", *options)
+    assert seen == [wanted]
+
+
+@pytest.mark.parametrize("form", ["markdown", "junit", "sarif"])
+def test_a_refusal_of_one_model_is_told_in_its_format(inside, capsys, form):
+    code, out, err = run(capsys, "inspect", "corrupt.pt", "--format", form)
+    assert code == 3
+    assert "corrupt.pt" in out
+    assert "RA10" in out
+    assert err.startswith("error[RA10")
