@@ -637,3 +637,53 @@ def test_weights_stored_beside_the_source_come_into_the_file(tmp_path):
     (source.parent / "data").unlink()
     with pytest.raises(LoadError):
         loaders.load(source)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_weights_too_large_for_one_file_go_beside_it(tmp_path, existing):
+    model = random_model(4, "lstm", hidden=16)
+    path = tmp_path / "out.onnx"
+    if existing:
+        path.write_bytes(b"old")
+    write(truncate_graph(model, every(model, 5)), path, largest=1000)
+    assert {p.name for p in tmp_path.iterdir()} == {"out.onnx", "out.onnx.data"}
+    assert path.with_name("out.onnx.data").stat().st_size >= 3 * 16 * 16 * 4
+    x = random_inputs(4, model.stacks[0], 2, 9)
+    found = outputs(onnxruntime.InferenceSession(path), x)
+    expected = run_stack(model.stacks[0], x, every(model, 5))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18, 21])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_opset_that_is_wanted_is_written(tmp_path, opset, kind):
+    model = random_model(7, kind)
+    graphs = [truncate_graph(model, every(model, 4), opset=opset)]
+    path = tmp_path / "source.onnx"
+    path.write_bytes(serialize(build(model.stacks[0], opset=min(opset, 17))))
+    source = loaders.load(path)
+    graphs.append(truncate_graph(source, every(source, 4), opset=opset))
+    x = random_inputs(7, model.stacks[0], 2, 9)
+    for graph in graphs:
+        assert graph.graph.opset_imports[""] == opset
+        expected = run_stack(model.stacks[0], x, every(model, 4))
+        torch.testing.assert_close(outputs(graph, x), expected, atol=1e-5, rtol=0)
+
+
+def test_an_opset_that_onnx_cannot_convert_to_is_refused(tmp_path):
+    path = gru_file(tmp_path / "new.onnx", [gru_node("gru", "x", "y")], {}, opset=17)
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("LayerNormalization", ["y", "W"], ["z"]))
+    model.graph.output[0].name = "z"
+    onnx.save(model, path)
+    wanted = "opset 11 was wanted, and onnx cannot convert the graph from 17"
+    with pytest.raises(UnsupportedModelError, match=wanted):
+        truncate_graph(loaders.load(path), {"gru[0]": 3}, opset=11)
+    with pytest.raises(UsageError, match="opset must be from 11 to 24, got 99"):
+        truncate_graph(random_model(0, "gru"), {"rnn[0]": 3}, opset=99)
+
+
+def test_bfloat16_weights_are_written_as_float32():
+    model = replace(random_model(2, "gru"), dtype="bfloat16")
+    graph = truncate_graph(model, every(model, 3))
+    assert graph.graph.inputs[0].dtype == ir.DataType.FLOAT

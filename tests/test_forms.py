@@ -24,7 +24,9 @@ from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export import assemble, build, choose, truncate_graph
 from rnnaudit.export.costs import Costs
 from rnnaudit.export.files import serialize
-from rnnaudit.model import Cell, LSTMCell, Recurrence
+from rnnaudit.export.filter import linear_map, taps
+from rnnaudit.export.sequences import half
+from rnnaudit.model import Activation, Cell, ElmanCell, LSTMCell, Recurrence, Stack
 from rnnaudit.truncation import WINDOW, Form, Shape
 from rnnaudit.verification import verify
 from tests.strategies import (
@@ -410,6 +412,114 @@ def test_a_bidirectional_final_state_reads_both_ends(tmp_path, keep_ops):
         for d, (cell, k) in enumerate(zip(pair, (4, 6), strict=True)):
             cut = expected_states(cell, x, k, reverse=bool(d))
             np.testing.assert_allclose(h[d], cut[:, 0 if d else -1].numpy(), atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------- the filter, the guard
+
+
+def linear(seed: int, *, start: bool, reverse: bool = False) -> Stack:
+    cell = random_cell(seed, "elman", 5, 3, 0.9, activation=Activation("affine", 0.75, 0.125))
+    return single(cell, random_states(seed, cell) if start else None, reverse=reverse)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=seeds,
+    k=st.integers(1, 9),
+    T=st.integers(1, 20),
+    reverse=st.booleans(),
+    start=st.booleans(),
+    guarded=st.booleans(),
+)
+def test_a_linear_cell_is_one_convolution(seed, k, T, reverse, start, guarded):  # noqa: PLR0917
+    stack = linear(seed, start=start, reverse=reverse)
+    (r,) = stack.recurrences()
+    x = random_inputs(seed, stack, 2, T)
+    graph = assemble([stack], {r.label: k}, {r.label: Form("filter")}, guarded=guarded)
+    found = session(graph).run(None, {"x": x.transpose(0, 1).contiguous().float().numpy()})
+    expected = truncated(r, x, k)
+    error = (torch.from_numpy(found[0]).transpose(0, 1) - expected).abs().max()
+    assert error <= 2e-6 * max(1.0, float(expected.abs().max()))
+    assert operators(graph) <= {
+        *("Shape", "Slice", "Concat", "Expand", "Transpose", "Conv", "Reshape"),
+        *(("Add", "Abs", "ReduceMax") if guarded else ()),
+    }
+    if guarded:
+        gap = (expected - truncated(r, x, half(k))).abs().max()
+        assert abs(found[1] - float(gap)) <= 2e-6 * max(1.0, float(expected.abs().max()))
+
+
+def test_the_taps_are_the_impulse_response():
+    stack = linear(1, start=False)
+    (r,) = stack.recurrences()
+    A, B, c = linear_map(r.cell)
+    kernel = taps(r, 6)
+    for j in range(6):
+        power = torch.linalg.matrix_power(A, j)
+        torch.testing.assert_close(kernel[..., j], torch.cat([power @ B, (power @ c)[:, None]], 1))
+
+
+def test_auto_takes_the_filter_for_a_linear_cell_and_refuses_it_for_others():
+    stack = linear(2, start=True)
+    model = replace(random_model(0, "elman"), stacks=(stack,))
+    (form,) = choose(model, every(model, 12)).values()
+    assert (form.name, "less work than a" in form.why) == ("filter", True)
+    with pytest.raises(
+        UnsupportedModelError, match=r"needs a linear cell, got rnn\[0\], which is not"
+    ):
+        choose(random_model(0, "elman"), {"rnn[0]": 3}, Shape("filter"))
+    with pytest.raises(UnsupportedModelError, match="in float64, which ONNX Runtime"):
+        choose(replace(model, dtype="float64"), every(model, 3), Shape("filter"))
+
+
+def guarded_steps(form: Form, k: int, T: int, *, reverse: bool) -> list[int]:
+    """Return the steps at which a form's guard compares: all, or the first of every block."""
+    if form.name == "window":
+        return list(range(T))
+    first = list(range(k - 1, T, form.block)) if k <= T else []
+    return [T - 1 - t for t in first] if reverse else first
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=seeds,
+    k=st.integers(1, 8),
+    T=st.integers(1, 24),
+    reverse=st.booleans(),
+    form=st.sampled_from(
+        [WINDOW, Form("chunk", 1), Form("chunk", 5), Form("chunk", 5, keep_ops=True)]
+    ),
+)
+def test_the_guard_is_the_distance_to_half_the_depth(kind, seed, k, T, reverse, form):  # noqa: PLR0917
+    stack = single(random_cell(seed, kind), reverse=reverse)
+    (r,) = stack.recurrences()
+    graph = assemble([stack], {r.label: k}, {r.label: form}, guarded=True)
+    x = random_inputs(seed, stack, 2, T)
+    _, gap = session(graph).run(None, {"x": x.transpose(0, 1).contiguous().float().numpy()})
+    assert gap.shape == ()
+    at = guarded_steps(form, k, T, reverse=reverse)
+    both = (truncated(r, x, k) - truncated(r, x, half(k)))[:, at]
+    assert abs(gap - float(both.abs().max() if at else 0.0)) <= 1e-5
+    assert graph.metadata_props["rnnaudit.guard"] == "guard"
+
+
+def test_the_guard_of_a_decaying_sum_is_its_tail():
+    one = torch.ones(1, 1, dtype=torch.float64)
+    cell = ElmanCell(0.9 * one, one, torch.zeros(1).double(), Activation("affine", 1.0, 0.0))
+    stack = single(cell)
+    x = {"x": np.ones((40, 1, 1), np.float32)}
+    for form in (WINDOW, Form("chunk", 4), Form("filter")):
+        graph = assemble([stack], every(stack, 11), {"rnn[0]": form}, guarded=True)
+        _, gap = session(graph).run(None, x)
+        assert gap == pytest.approx(sum(0.9**j for j in range(6, 11)), rel=1e-5)
+
+
+def test_a_guarded_model_verifies_as_one_without(tmp_path):
+    model = random_model(5, "gru", gain=0.3)
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(serialize(truncate_graph(model, every(model, 16), guarded=True)))
+    assert verify(model, path, eps=2e-2, time_budget=10).passed
 
 
 # ------------------------------------------------------------------------------ choosing

@@ -14,6 +14,9 @@ from rnnaudit.errors import UnsupportedModelError, UsageError
 LARGEST = 2**31 - 2**20
 """Bytes of weights that go into one protobuf message, which holds less than 2 GiB."""
 
+_SMALL = 1024
+"""Bytes up to which a tensor stays in the model: sizes and axes are read while it loads."""
+
 
 def write(model: ir.Model, path: str | Path, *, largest: int = LARGEST) -> None:
     """Check a model and put it at ``path`` in one step; on failure nothing is left behind.
@@ -57,7 +60,9 @@ def _write_into(folder: Path, name: str, model: ir.Model, largest: int) -> None:
     if weight(model) <= largest:
         file.write_bytes(serialize(model))
     else:
-        apart = ir.external_data.unload_from_model(model.clone(), folder, f"{name}.data")
+        apart = ir.external_data.unload_from_model(
+            model.clone(), folder, f"{name}.data", size_threshold_bytes=_SMALL
+        )
         file.write_bytes(ir.to_proto(apart).SerializeToString())
         _check(str(file))
     for each in folder.iterdir():

@@ -153,9 +153,8 @@ def _converted(model: ir.Model, wanted: int | None) -> ir.Model:
         return ir.from_proto(converted)
     except Exception as error:
         raise UnsupportedModelError(
-            f"the opset must be at least {OLDEST_OPSET}, got {opset}, and onnx cannot make it "
-            f"{target}: {error}",
-            help="export the model again with the opset that is wanted",
+            f"opset {target} was wanted, and onnx cannot convert the graph from {opset}: {error}",
+            help="leave out --opset, or export the model again in the opset that is wanted",
         ) from error
 
 
