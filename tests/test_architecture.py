@@ -135,6 +135,7 @@ def test_every_module_says_its_idea_first(path, tree):
         "rnnaudit.findings",
         "rnnaudit.versions",
         "rnnaudit.reports",
+        "rnnaudit.policy",
         "rnnaudit.cli.app",
         "rnnaudit.data",
     ],
