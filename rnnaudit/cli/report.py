@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rnnaudit.cli import inputs, options, output
+from rnnaudit.cli import audits, inputs, options, output
 
 EXAMPLES = """Examples:
 
@@ -29,6 +29,7 @@ def report(  # noqa: PLR0917 (each parameter is an option)
     confidence: options.Confidence = 0.95,
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
+    cached: options.Cached = True,
     quiet: options.Quiet = False,
 ) -> None:
     """Write one self-contained HTML page: the verdict, its evidence, and the pictures.
@@ -41,24 +42,27 @@ def report(  # noqa: PLR0917 (each parameter is an option)
     with output.refusals(form, called):
         written = output_file or f"{Path(called).stem}.report.html"
         output.check_writable(written, model, data)
-        bounds = inputs.bounds(input_range)
-        sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
+        question = audits.Question(
+            eps=eps,
+            norm=norm.value,
+            layer=layer,
+            data=data,
+            time_axis=time_axis,
+            batch_axis=batch_axis,
+            input_range=input_range,
+            confidence=confidence,
+            seed=seed,
+            time_budget=time_budget,
+            pictures=True,
+        )
         with output.progress(quiet=quiet) as progress:
-            from rnnaudit import api
-
-            found = api.audit(
-                inputs.model(model, factory=factory, trust_pickle=trust_pickle),
-                eps=eps,
-                norm=norm.value,
-                layer=layer,
-                data=sequences,
-                input_range=bounds,
-                confidence=confidence,
-                seed=seed,
-                time_budget=time_budget,
-                pictures=True,
-                progress=progress,
-            )
+            if model is None or factory is not None or trust_pickle:
+                source = inputs.model(model, factory=factory, trust_pickle=trust_pickle)
+                found = audits.audit(question, source, progress=progress)
+            else:
+                found = audits.answer(
+                    question, model, cached=cached, verbose=False, progress=progress
+                )
         found = output.timed(found, step_seconds)
         output.emit(found, form, file=written, quiet=quiet, verbose=False)
         if not quiet:

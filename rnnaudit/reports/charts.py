@@ -324,9 +324,9 @@ def _units(memory: UnitMemory) -> Chart | None:
         for (part, depths), style in zip(known.items(), ("-", "--"), strict=False):
             # Units beyond the data come first and have no height.
             first = len(memory.units[part]) - len(depths)
-            axes.step(
-                range(first + 1, first + len(depths) + 1), depths, style, color=SERIES, label=part
-            )
+            ranks = range(first + 1, first + len(depths) + 1)
+            axes.plot(ranks, depths, f"{style}.", color=SERIES, markersize=3, label=part)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.set(xlabel="units, longest memory first", ylabel=f"k({numbers.epsilon(memory.eps)})")
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
