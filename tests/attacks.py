@@ -13,6 +13,7 @@ from torch import Tensor
 from rnnaudit.cells import advance, drive, jacobian, output, step, trajectory
 from rnnaudit.certificates import CertificateSet, Domain
 from rnnaudit.certificates.comparison import OF_NORMS, ComparisonCertificate, stepper
+from rnnaudit.certificates.linear import LinearCertificate
 from rnnaudit.certificates.quadratic import QuadraticCertificate
 from rnnaudit.model import Cell, Recurrence
 
@@ -139,6 +140,8 @@ def attack(r: Recurrence, domain: Domain, rng: torch.Generator, proofs: Certific
             moved = torch.stack([step_of(e) for e in start])
             assert ((J @ start[..., None])[..., 0] <= moved * ROUNDING + 1e-15).all()
         assert start.le(certificate.box * ROUNDING + 1e-12).all()
+        if isinstance(certificate, LinearCertificate):
+            certificate = certificate.metric  # noqa: PLW2901 (the tail is climbed on below)
         if isinstance(certificate, QuadraticCertificate):
             for member in certificate.members[:2]:
                 P = member.P
