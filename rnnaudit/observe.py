@@ -24,6 +24,7 @@ from rnnaudit.estimators.probes import KINDS, synthetic
 from rnnaudit.findings import finding
 from rnnaudit.model import Model, Reading, Site, Stack
 from rnnaudit.results import Finding
+from rnnaudit.verification.calls import by_step, in_steps, over_calls, stepped
 from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.slots import of_graph
 
@@ -35,6 +36,9 @@ MOST_ROWS = 256
 
 Owner = tuple[int, int]
 """A sequence: the feed it came in, and its row there."""
+
+FEW_IN_STEPS = 10
+"""Synthetic sequences for a graph that takes one step of one sequence per call."""
 
 SHORTEST = 8
 """Steps below which a sequence says nothing of memory."""
@@ -249,6 +253,13 @@ def _captured(
 ) -> tuple[dict[int, _Rows], tuple[Finding, ...]]:
     """Run the graph and keep what its recurrent nodes read."""
     slots = of_graph(model, runtime.describe(model.path))
+    states = by_step(model, slots)
+    calls = None
+    if states:
+        slots = tuple(stepped(slot, states) for slot in slots)
+        calls = in_steps(slots, states, last=False)
+        if any(slot.fixed("batch") == 1 for slot in slots):
+            sequences = min(sequences, FEW_IN_STEPS)
     if data is not None:
         feeds = data_feeds(slots, data, seed)
     else:
@@ -259,7 +270,8 @@ def _captured(
         for site in (stack.layers[0].site for stack in model.stacks)
     ]
     fetch = [name for site in sites if site is not None for name in _values(site)]
-    outcome = runtime.run(_source(model), [feed.values for feed in feeds], fetch=fetch)
+    given_each = [feed.values for feed in feeds]
+    outcome = runtime.run(_source(model), given_each, fetch=fetch, calls=calls)
     if outcome.outputs is None and data is not None:
         raise LoadError(
             f"the data must be what the graph takes, got {data.source}: {outcome.error}",
@@ -275,7 +287,13 @@ def _captured(
         if site is None:
             findings.append(_not_seen(stack.name, "it sits in a branch of the graph"))
             continue
-        rows, left = _owned([_batch(found, site) for found in outcome.outputs], feeds)
+        if calls is not None and site.reads:
+            findings.append(_not_seen(stack.name, "the graph takes one step per call"))
+            continue
+        captured: Sequence[Mapping[str, NDArray[np.generic]]] = outcome.outputs
+        if calls is not None:
+            captured = [{site.x: over_calls(f[site.x], site.layout)} for f in captured]
+        rows, left = _owned([_batch(found, site) for found in captured], feeds)
         steps = max(len(x) for _, x in rows)
         if steps < SHORTEST:
             reason = f"the graph gives it {steps} step{'s' if steps > 1 else ''} per call"

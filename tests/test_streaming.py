@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from rnnaudit import loaders
-from rnnaudit.cells import run_stack, truncated
+from rnnaudit.cells import run, run_stack, truncated
 from rnnaudit.export import choose, obstacles, truncate_graph
 from rnnaudit.model import Model
+from rnnaudit.observe import observe
 from rnnaudit.truncation import Shape
 from rnnaudit.verification import verify
 from rnnaudit.verification.states import carried
@@ -152,6 +153,17 @@ def test_a_streaming_model_of_weights_is_verified_in_blocks(tmp_path):
     judged = verify(model, path, eps=1e-2, time_budget=10)
     assert judged.passed
     assert judged.conversion_error <= 1e-5
+
+
+def test_layers_of_one_step_per_call_are_measured_on_what_they_read_over_the_calls(tmp_path):
+    model = two_steps(tmp_path / "step.onnx")
+    seen = observe(model, None, seed=0, sequences=5, length=24)
+    assert seen.findings == ()
+    one, two = model.recurrences()
+    (first,), (second,) = seen.recurrences[one.label], seen.recurrences[two.label]
+    assert first.shape == second.shape == (5, 24, 5)
+    # The second reads what the first one's whole run gives.
+    torch.testing.assert_close(second, run(one, first).tanh(), atol=1e-5, rtol=0)
 
 
 def test_what_cannot_be_cut_in_a_graph_is_said(tmp_path):

@@ -77,8 +77,11 @@ def by_step(model: Model, slots: Sequence[Slot]) -> Mapping[str, str]:
     """Return what an original that takes one step per call carries; nothing of any other."""
     one = any(slot.traced and slot.fixed("time") == 1 for slot in slots)
     states = carried(model)
-    untraced = not any(slot.traced for slot in slots)
-    return states if states and (one or untraced) else {}
+    # Where no recurrence tells the axis of time, a graph without a free one takes one step.
+    rest = [slot for slot in slots if slot.name not in states]
+    closed = all(slot.fixed("time") is not None for slot in rest if "time" in slot.roles)
+    untraced = closed and not any(slot.traced for slot in slots)
+    return states if one or untraced else {}
 
 
 def stepped(slot: Slot, states: Mapping[str, str]) -> Slot:
@@ -108,6 +111,17 @@ def in_blocks(slots: Sequence[Slot], manner: Manner) -> Calls | None:
 def at_once(values: Array, axis: int) -> Array:
     """Bring inputs [T, …] of one step each to one input with T steps along ``axis``."""
     return np.concatenate(list(values), axis=axis)
+
+
+def over_calls(values: Array, axis: int) -> Array:
+    """Bring what a layer read at each call, [T, …], to the steps it read, [T, N, I] or [N, T, I].
+
+    A layer that runs over another axis than that of the calls reads more than one step at
+    each; every call is then one more row of its batch.
+    """
+    if values.shape[1 + axis] == 1:
+        return at_once(values, axis)
+    return np.concatenate(list(values), axis=1 - axis)
 
 
 def buffers(
