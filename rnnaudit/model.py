@@ -510,7 +510,8 @@ class Model:
 
     ``whole`` says that the one stack with its readout is the model from its input to its
     output, so that an error of the stack is an error end to end. ``source`` holds the live
-    modules that stacks were read from, by the stack's name.
+    modules that stacks were read from, and ``twins`` the layers of their copies in other
+    branches of the graph, both by the stack's name.
     """
 
     path: Path
@@ -524,6 +525,7 @@ class Model:
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()
     source: Mapping[str, nn.Module] = field(default_factory=dict)
+    twins: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
 
     @property
     def direct(self) -> bool:

@@ -125,10 +125,10 @@ def test_a_quantised_module_is_audited_and_not_replaced(tmp_path: Path) -> None:
     model = api.load(net)
     assert ids(model) == ["RA127"]
     with pytest.raises(
-        UnsupportedModelError, match=r"rnn cannot be truncated: rnn\[0\]: its inputs"
+        UnsupportedModelError, match=r"rnn cannot be truncated: rnn\[0\]: its weights have"
     ):
         api.truncate(model, tmp_path / "out.onnx", depth=4, time_budget=1)
-    with pytest.raises(UnsupportedModelError, match=r"got none: rnn\[0\]: its inputs and weights"):
+    with pytest.raises(UnsupportedModelError, match=r"got none: .*rnn\[0\]: its weights have 8"):
         api.truncate(model, tmp_path / "out.onnx", time_budget=1)
     api.truncate(plain, tmp_path / "out.onnx", depth=4, eps=10, time_budget=1)
     with pytest.raises(UnsupportedModelError, match=r"nothing is equivalent to rnn\[0\]"):

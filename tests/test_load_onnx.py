@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir
 import onnxruntime
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from rnnaudit import cells
+from rnnaudit import cells, export
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.loaders import load
 from rnnaudit.loaders.onnx import LOADER
@@ -826,7 +827,7 @@ def test_functions_are_read_and_foreign_operators_are_named_as_not_read(tmp_path
     found = read(tmp_path, proto)
     assert [r.cell.kind for r in found.recurrences()] == ["gru"]
     assert {s.where: s.reason for s in found.skipped} == {
-        "quant": "com.microsoft.DynamicQuantizeLSTM is not read yet",
+        "quant": "DynamicQuantizeLSTM: LSTM must have the inputs W and R",
     }
 
 
@@ -967,3 +968,84 @@ def test_a_file_that_is_not_onnx_is_not_recognised(tmp_path):
     assert LOADER.recognises(b"\x08\x09\x12\x07pytorch", tmp_path / "m.bin")
     assert not LOADER.recognises(b"PK\x03\x04", tmp_path / "m.onnx")
     assert not LOADER.recognises(b"\x80\x02}", tmp_path / "m.pt")
+
+
+# --- quantised, and the same in several branches ----------------------------------------------
+
+
+def quantised(directions, columns):
+    """Make Microsoft's LSTM of 8-bit weights, one scale for each direction or column."""
+    rng = np.random.default_rng(0)
+    shapes = {"W": (directions, 3, 16), "R": (directions, 4, 16)}
+    size = (directions, 16) if columns else (directions,)
+    constants = {"B": weights("LSTM", directions)["B"]}
+    for name, shape in shapes.items():
+        constants[name] = rng.integers(-127, 127, size=shape, dtype=np.int8)
+        constants[f"{name}_s"] = rng.uniform(2e-3, 4e-3, size=size).astype(np.float32)
+        constants[f"{name}_z"] = np.zeros(size, np.int8)
+    names = ["X", "W", "R", "B", "", "", "", "", "W_s", "W_z", "R_s", "R_z"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM",
+        names,
+        ["Y"],
+        name="cell",
+        domain="com.microsoft",
+        hidden_size=4,
+        direction="forward" if directions == 1 else "bidirectional",
+    )
+    proto = model([node], {"X": ["T", "N", 3]}, {"Y": ["T", directions, "N", 4]}, constants)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return proto, constants
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_quantised_lstm_is_read_with_its_dequantised_weights(tmp_path, directions, columns):
+    proto, stored = quantised(directions, columns)
+    found = read(tmp_path, proto)
+    [layer] = found.stacks[0].layers
+    scale = stored["R_s"].astype(np.float64).reshape(directions, 1, -1)
+    exact = (stored["R"] * scale).transpose(0, 2, 1)
+    for d, recurrence in enumerate(layer.recurrences):
+        i, f, g, o = recurrence.cell.U.numpy().reshape(4, 4, 4)
+        np.testing.assert_array_equal(np.concatenate([i, o, f, g]), exact[d])
+        assert "each output depends on all of them, later ones too" in recurrence.rounded
+    assert [f.id for f in found.findings] == ["RA127"]
+    assert not found.whole
+    # One part in 127 of each input and state is lost to rounding.
+    check_layer(layer, proto, inputs(20, 2, 3), tolerance=0.03)
+
+
+def test_a_quantised_lstm_without_its_scale_is_left_out(tmp_path):
+    proto, _ = quantised(1, columns=False)
+    proto.graph.node[0].input[8] = ""
+    [skip] = read(tmp_path, proto).skipped
+    assert "W_scale must be stored" in skip.reason
+
+
+def test_the_same_cell_in_several_branches_is_audited_once_and_cut_everywhere(tmp_path):
+    proto = nested()
+    for graph in (proto.graph.node[0].attribute[0].g, proto.graph.node[0].attribute[1].g):
+        for node in graph.node:
+            for inner in [a.g.node[0] for a in node.attribute if a.g.node] or [node]:
+                inner.input[1:] = ["W0", "R0", "B0"]
+    found = read(tmp_path, proto)
+    [stack] = found.stacks
+    assert stack.name == "outer[then]/inner[then]/a"
+    assert [(f.id, f.message.split(",")[0]) for f in found.findings] == [
+        ("RA120", "outer[then]/inner[else]/b"),
+        ("RA120", "outer[else]/c"),
+    ]
+    written = onnx_ir.to_proto(export.truncate_graph(found, {f"{stack.name}[0]": 3}))
+    kinds = [node.op_type for node in written.graph.node]
+    todo = list(written.graph.node)
+    while todo:
+        node = todo.pop()
+        kinds.append(node.op_type)
+        todo += [n for a in node.attribute for n in a.g.node]
+    assert "LSTM" not in kinds
+    x = inputs(9, 2, 3)
+    states = [{"X": x, "on": np.array(on), "which": np.array(w)} for on, w in
+              [(True, True), (True, False), (False, False)]]  # fmt: skip
+    first, *others = [runtime_outputs(written, feed)[0] for feed in states]
+    assert all(np.array_equal(first, other) for other in others)

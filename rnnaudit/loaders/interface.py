@@ -13,6 +13,13 @@ HEAD_BYTES = 4096
 """How many leading bytes of the file ``recognises`` is given."""
 
 
+ROUNDED = (
+    "its weights have 8 bits, and one scale for the whole call rounds its inputs, so that each "
+    "output depends on all of them, later ones too"
+)
+"""Why what a dynamically quantised recurrence computes is not its dequantised cell."""
+
+
 class Loader(Protocol):
     """One format. Loaders read data and never execute what they load."""
 

@@ -22,8 +22,8 @@ from rnnaudit.findings import finding
 from rnnaudit.loaders.effective import Effective, effective
 from rnnaudit.loaders.exact import UnreadableError, exact
 from rnnaudit.loaders.grouping import Group, groups, one_of_each, slot_of
-from rnnaudit.loaders.interface import listed
-from rnnaudit.loaders.packed import QUANTISED, unpacked
+from rnnaudit.loaders.interface import ROUNDED, listed
+from rnnaudit.loaders.packed import unpacked
 from rnnaudit.loaders.surroundings import (
     is_start,
     not_audited,
@@ -120,7 +120,7 @@ def read_model(tensors: Mapping[str, Tensor], source: Source) -> Model:
             help="export the model to ONNX, which stores what a cell computes",
         )
     names = _names(read)
-    rounded = [QUANTISED if group.prefix in plain.quantised else "" for group, _ in read]
+    rounded = [ROUNDED if group.prefix in plain.quantised else "" for group, _ in read]
     stacks = [
         _stack(name, cells, why) for name, (_, cells), why in zip(names, read, rounded, strict=True)
     ]

@@ -125,9 +125,3 @@ def _bidirectional(cells: Mapping[int, tuple[int, int]]) -> bool | None:
         cells[i][0] == (inputs if i == 1 else 2 * hidden) for i in cells if i > 0
     )
     return None if one_way and two_ways else two_ways
-
-
-QUANTISED = (
-    "its inputs and weights are rounded to 8 bits, the inputs by one scale for the whole call"
-)
-"""Why what runs is not the dequantised cell, nor causal."""

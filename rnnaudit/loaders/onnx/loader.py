@@ -17,10 +17,11 @@ from rnnaudit.loaders.onnx.nodes import GATES, QUANTISED, Read, read
 from rnnaudit.loaders.onnx.reading import read_graph
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.stacks import assemble
+from rnnaudit.loaders.onnx.steps import read_steps
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Model
-from rnnaudit.results import Skipped
+from rnnaudit.results import Finding, Skipped
 
 _STANDARD = {"", "ai.onnx"}
 _KINDS = re.compile("LSTM|GRU|RNN")
@@ -49,6 +50,7 @@ class OnnxLoader:
         inlined = inline(graph)
         walk = _Walk(graph)
         walk.graph(graph.graph)
+        walk.edges(graph.graph)
         if not walk.reads and not walk.skipped:
             raise UnsupportedModelError(
                 f"no recurrence found in {path}: looked at {_census(graph)}",
@@ -66,7 +68,12 @@ class OnnxLoader:
             inlined=inlined,
             dtype=walk.reads[0].dtype if walk.reads else "float32",
             skipped=tuple(walk.skipped),
-            findings=tuple(finding for r in walk.reads for finding in r.findings),
+            findings=(
+                *(finding for r in walk.reads for finding in r.findings),
+                *walk.findings,
+                *assembled.findings,
+            ),
+            twins=assembled.twins,
         )
 
 
@@ -81,6 +88,7 @@ class _Walk:
         self.wiring = Wiring(self.known)
         self.reads: list[Read] = []
         self.skipped: list[Skipped] = []
+        self.findings: list[Finding] = []
         self._names = Counter(node.name for node in _nodes([model.graph]) if node.name)
 
     def graph(self, graph: ir.Graph, scope: str = "") -> None:
@@ -103,6 +111,15 @@ class _Walk:
                 reason = self._reason(node)
                 if reason:
                     self.skipped.append(Skipped(_path(node, scope), reason))
+
+    def edges(self, graph: ir.Graph) -> None:
+        """Read what the nodes do not show: states that the caller carries from call to call."""
+        names = (r.initial.name for read in self.reads for r in read.layer.recurrences)
+        taken = {part for name in names if name is not None for part in name.split(", ")}
+        found, skipped, findings = read_steps(graph, self.wiring, taken, self.opset)
+        self.reads += found
+        self.skipped += skipped
+        self.findings += findings
 
     def _recurrence(self, node: ir.Node, scope: str) -> None:
         node.name = self._unique(node)

@@ -25,12 +25,10 @@ from rnnaudit.loaders.onnx.bodies import (
     resolved,
     trace,
 )
-from rnnaudit.loaders.onnx.contents import integer
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
-from rnnaudit.loaders.onnx.shapes import shape_of
-from rnnaudit.loaders.onnx.values import Knowledge
+from rnnaudit.loaders.onnx.shapes import for_one, shape_of
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Layer, Reading, Recurrence, Site
 from rnnaudit.results import Finding
@@ -390,7 +388,7 @@ class _Walk:
     ) -> Read:
         """Trace the step and say where it sits among the graph's values."""
         carried = [
-            Carried(s.before, s.after, self._shape(s.before.name, s.before, s.start, s.after))
+            Carried(s.before, s.after, for_one(self.known, s.before, s.start, s.after))
             for s in states
         ]
         entering = [Entering(s.entry, self._entry_shape(s), s.whole.dtype) for s in sequences]
@@ -441,18 +439,11 @@ class _Walk:
             frozenset() if last is None else frozenset({last}),
         )
 
-    def _shape(self, name: str | None, *values: ir.Value) -> tuple[int, ...]:
-        """Return a value's shape for one sequence: what only the run decides is 1."""
-        sizes = shape_of(self.known, *values) or _multiplied(self.known, values[0])
-        if sizes is None:
-            raise Refused(f"the shape of {name!r} is not known")
-        return tuple(1 if n is None else n for n in sizes)
-
     def _entry_shape(self, source: Source) -> tuple[int, ...]:
         """Return what one step reads of a source, for one sequence."""
         sizes = shape_of(self.known, source.whole)
         if sizes is None:
-            return self._shape(source.whole.name, source.entry)
+            return for_one(self.known, source.entry)
         if source.time is not None:
             along = source.time % max(1, len(sizes))
             sizes[along] = 1
@@ -511,16 +502,6 @@ class _Walk:
             f"{' and '.join(held)} kept as before where a mask says so: such steps forget nothing"
         )
         return [finding("RA131", self.name, text)]
-
-
-def _multiplied(known: Knowledge, value: ir.Value) -> list[int | None] | None:
-    """Return the shape of rows that are multiplied by a stored matrix."""
-    for use in value.uses():
-        if use.node.op_type in {"MatMul", "Gemm"} and use.idx == 0:
-            weight = known.constant(use.node.inputs[1])
-            if weight is not None and weight.ndim == 2:
-                return [None, weight.shape[integer(use.node, "transB", 0)]]
-    return None
 
 
 def _read(value: ir.Value) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rnnaudit.errors import LoadError
 from rnnaudit.findings import finding
-from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.interface import ROUNDED, listed
 from rnnaudit.loaders.onnx.activations import resolve
 from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
 from rnnaudit.loaders.onnx.contents import Spread
@@ -44,6 +44,9 @@ T = TypeVar("T")
 Default = TypeVar("Default")
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+QUANTISED = "DynamicQuantizeLSTM"
+"""Microsoft's LSTM of 8-bit weights, stored with inputs before gates: W [D, I, 4H]."""
+
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _INPUTS = {
     "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
@@ -58,6 +61,7 @@ _OWN_ATTRIBUTES = {
     "GRU": frozenset({"linear_before_reset", "layout"}),
     "RNN": frozenset({"layout"}),
 }
+_SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -92,14 +96,19 @@ class _Reader:
 
     @property
     def op(self) -> str:
-        return self.node.op_type
+        return "LSTM" if self.quantised else self.node.op_type
+
+    @property
+    def quantised(self) -> bool:
+        return self.node.op_type == QUANTISED
 
     @property
     def known(self) -> Knowledge:
         return self.wiring.known
 
     def input(self, name: str) -> ir.Value | None:
-        index = _INPUTS[self.op].index(name) if name in _INPUTS[self.op] else len(self.node.inputs)
+        names = (*_INPUTS[self.op], *(_SCALES if self.quantised else ()))
+        index = names.index(name) if name in names else len(self.node.inputs)
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def note(self, id_: str, message: str) -> None:
@@ -113,6 +122,8 @@ class _Reader:
         stored = self.known.constant(value)
         if stored is None:
             raise Refused(_not_constant(name, value))
+        if self.quantised and name in {"W", "R"}:
+            return self._dequantised(name, stored)
         if stored.dtype.kind not in "fV" and stored.dtype.name not in {"bfloat16"}:
             raise Refused(f"{name} ({value.name!r}) must hold floats, got {stored.dtype.name}")
         with np.errstate(invalid="ignore"):  # a signalling NaN warns, and is refused below
@@ -125,6 +136,23 @@ class _Reader:
                 id="RA104",
             )
         return exact
+
+    def _dequantised(self, name: str, stored: Array) -> Array:
+        """Return scale · (q − zero), turned to ONNX's [D, 4H, ·]; scales are [D] or [D, 4H]."""
+        if stored.dtype.kind not in "iu" or stored.ndim != 3:
+            raise Refused(f"{name} must hold 8-bit integers on three axes, got {stored.dtype.name}")
+        D, _, columns = stored.shape
+        parts = []
+        for suffix in ("scale", "zero_point"):
+            known = self.known.constant(self.input(f"{name}_{suffix}"))
+            if known is None or known.shape not in {(D,), (D, columns), (1,)}:
+                raise Refused(f"{name}_{suffix} must be stored, one for each direction or column")
+            parts.append(known.astype(np.float64).reshape(len(known), 1, -1))
+        scale, zero = parts
+        exact = (stored.astype(np.float64) - zero) * scale
+        if not np.isfinite(exact).all():
+            raise Refused(f"{name}_scale must hold finite numbers")
+        return exact.transpose(0, 2, 1)
 
     def shaped(self, name: str, shape: tuple[int, ...]) -> Array | None:
         found = self.weight(name)
@@ -166,7 +194,7 @@ def read(node: ir.Node, wiring: Wiring, name: str, scope: str, opset: int) -> Re
         raise Refused(f"{node.op_type} of opset {opset} is not read, only 7 and later")
     reader = _Reader(node, wiring, name)
     for attribute in node.attributes.values():
-        if attribute.name not in _ATTRIBUTES | _OWN_ATTRIBUTES[node.op_type]:
+        if attribute.name not in _ATTRIBUTES | _OWN_ATTRIBUTES[reader.op]:
             raise Refused(f"attribute {attribute.name!r} is not one that {node.op_type} has")
         if attribute.is_ref():
             raise Refused(f"attribute {attribute.name!r} is a function's parameter")
@@ -184,11 +212,13 @@ def read(node: ir.Node, wiring: Wiring, name: str, scope: str, opset: int) -> Re
         reader.note("RA112", "layout = 1 (batch first): ONNX Runtime refuses to run such a node")
     if reader.input("sequence_lens") is not None:
         _lengths(reader)
+    if reader.quantised:
+        reader.note("RA127", ROUNDED)
     states = _states(reader, len(reversed_), weights.R.shape[2], layout)
     cells = [_cell(reader, weights, d, functions[d], clip) for d in range(len(reversed_))]
     layer = Layer(
         tuple(
-            Recurrence(name, 0, cell, state, reverse)
+            Recurrence(name, 0, cell, state, reverse, ROUNDED if reader.quantised else "")
             for cell, state, reverse in zip(cells, states, reversed_, strict=True)
         ),
         Site(
@@ -224,7 +254,7 @@ def _placed(reader: _Reader, layer: Layer, layout: int, findings: tuple[Finding,
     for last in outputs[1:]:
         final = (batch, axis(D), axis(H)) if layout else (axis(D), batch, axis(H))
         reader.known.track(last, Layout(last, final))
-    w = reader.input("W")
+    w = reader.input("W_scale" if reader.quantised else "W")
     dtype = "float32" if w is None or w.dtype is None else w.dtype.name.lower()
     return Read(
         layer,

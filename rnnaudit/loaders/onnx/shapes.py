@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnnaudit.loaders.onnx.contents import Spread
+from rnnaudit.loaders.onnx.contents import Spread, integer
+from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.values import Knowledge
 
 Sizes = list[int | None]
@@ -49,3 +50,25 @@ def _told(known: Knowledge, value: ir.Value) -> list[Sizes]:
 
 def _numbers(sizes: Sequence[object]) -> Sizes:
     return [n if isinstance(n, int) else None for n in sizes]
+
+
+def for_one(known: Knowledge, *values: ir.Value) -> tuple[int, ...]:
+    """Return a value's shape for one sequence: what only the run decides is 1.
+
+    Raises:
+        Refused: Nothing tells it.
+    """
+    sizes = shape_of(known, *values) or _multiplied(known, values[0])
+    if sizes is None:
+        raise Refused(f"the shape of {values[0].name!r} is not known")
+    return tuple(1 if n is None else n for n in sizes)
+
+
+def _multiplied(known: Knowledge, value: ir.Value) -> Sizes | None:
+    """Return the shape of rows that are multiplied by a stored matrix."""
+    for use in value.uses():
+        if use.node.op_type in {"MatMul", "Gemm"} and use.idx == 0:
+            weight = known.constant(use.node.inputs[1])
+            if weight is not None and weight.ndim == 2:
+                return [None, weight.shape[integer(use.node, "transB", 0)]]
+    return None

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
+from rnnaudit.findings import finding
 from rnnaudit.loaders.onnx.axes import Layout
 from rnnaudit.loaders.onnx.nodes import Read
 from rnnaudit.loaders.onnx.values import Knowledge
-from rnnaudit.model import Layer, Readout, Stack
+from rnnaudit.model import Layer, Readout, Stack, fingerprint
+from rnnaudit.results import Finding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """The stacks of a graph, and whether one of them is the model from input to output."""
+    """The stacks of a graph, and whether one of them is the model from input to output.
+
+    ``twins`` are the layers, in other branches, of stacks that are the same to the last bit,
+    by the name of the stack that stands for them.
+    """
 
     stacks: tuple[Stack, ...]
     whole: bool
+    twins: Mapping[str, tuple[Layer, ...]]
+    findings: tuple[Finding, ...]
 
 
 def assemble(reads: Sequence[Read], graph: ir.Graph, known: Knowledge) -> Assembled:
@@ -48,7 +56,47 @@ def assemble(reads: Sequence[Read], graph: ir.Graph, known: Knowledge) -> Assemb
         )
         for chain in chains
     )
-    return Assembled(stacks, len(chains) == 1 and _whole(chains[0], graph, known))
+    whole = len(chains) == 1 and _whole(chains[0], graph, known)
+    return _merged(stacks, whole=whole)
+
+
+def _merged(stacks: Sequence[Stack], *, whole: bool) -> Assembled:
+    """Let one stack stand for its copies in other branches of If: only one of them runs."""
+    kept: dict[object, Stack] = {}
+    twins: dict[str, list[Layer]] = {}
+    findings = []
+    for stack in stacks:
+        sites = [layer.site for layer in stack.layers]
+        scopes = {"" if site is None else site.scope for site in sites}
+        alike = tuple(
+            (fingerprint(r), r.reverse, r.rounded, site and (site.layout, bool(site.sequence_lens)))
+            for layer, site in zip(stack.layers, sites, strict=True)
+            for r in layer.recurrences
+        )
+        first = kept.setdefault(id(stack) if "" in scopes else alike, stack)
+        if first is stack:
+            continue
+        renamed = (
+            tuple(replace(r, name=first.name) for r in layer.recurrences) for layer in stack.layers
+        )
+        twins.setdefault(first.name, []).extend(
+            replace(layer, recurrences=recurrences)
+            for layer, recurrences in zip(stack.layers, renamed, strict=True)
+        )
+        findings.append(
+            finding(
+                "RA120",
+                first.name,
+                f"{stack.name}, in another branch, is the same to the last bit: it is audited, "
+                f"and truncated, as {first.name}",
+            )
+        )
+    return Assembled(
+        tuple(kept.values()),
+        whole,
+        {name: tuple(layers) for name, layers in twins.items()},
+        tuple(findings),
+    )
 
 
 def _renumbered(layer: Layer, index: int) -> Layer:
@@ -88,6 +136,8 @@ def _whole(chain: Sequence[Read], graph: ir.Graph, known: Knowledge) -> bool:
     if len(inputs) != 1 or first.x.origin is not inputs[0]:
         return False
     if any(read.layer.site is None or read.layer.site.sequence_lens for read in chain):
+        return False
+    if any(r.rounded for read in chain for r in read.layer.recurrences):
         return False
     # A start that the graph computes is not ours to assume.
     if any(r.initial.source == "computed" for read in chain for r in read.layer.recurrences):
