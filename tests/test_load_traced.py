@@ -9,8 +9,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from rnnaudit import cells
-from rnnaudit.errors import LoadError
+from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.loaders import load
+from rnnaudit.model import GRUCell
 
 STEPS = 50
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -350,3 +351,104 @@ def test_functions_that_multiply_without_end_are_refused(tmp_path):
     )
     with pytest.raises(LoadError, match="make 549,755,813,888 nodes, more than the 200,000"):
         read(tmp_path, proto)
+
+
+# --- one step per call ------------------------------------------------------------------------
+
+
+def gru_step(names=("state", "next"), nodes=(), outputs=()):
+    """Write one step of a GRU in operators, its state at the graph's edge."""
+    before, after = names
+    return model(
+        [
+            op("Gemm", "x W b", "gx", transB=1),
+            op("Gemm", f"{before} U c", "gh", transB=1),
+            op("Split", "gx", "xr xz xn", axis=1),
+            op("Split", "gh", "hr hz hn", axis=1),
+            op("Add", "xr hr", "ar"),
+            op("Add", "xz hz", "az"),
+            op("Sigmoid", "ar", "r"),
+            op("Sigmoid", "az", "z"),
+            op("Mul", "r hn", "q"),
+            op("Add", "xn q", "an"),
+            op("Tanh", "an", "n"),
+            op("Sub", f"{before} n", "d"),
+            op("Mul", "d z", "zd"),
+            op("Add", "zd n", after),
+            op("MatMul", f"{after} C", "y"),
+            *nodes,
+        ],
+        [info("x", ["N", 4]), info(before, ["N", 4])],
+        [info("y", ["N", 4]), info(after, ["N", 4]), *outputs],
+        {
+            "W": draw(12, 4),
+            "U": draw(12, 4, seed=1),
+            "b": draw(12),
+            "c": draw(12, seed=2),
+            "C": draw(4, 4, seed=3),
+        },
+        opset=13,
+    )
+
+
+@pytest.mark.parametrize("names", [("state", "next"), ("p", "s")])
+def test_a_state_at_the_edge_is_recognised_by_wiring(tmp_path, names):
+    proto = gru_step(names)
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert (recurrence.cell.input_size, recurrence.cell.state_size) == (4, 4)
+    assert (recurrence.initial.source, recurrence.initial.name) == ("graph input", names[0])
+    (note,) = found.findings
+    assert note.id == "RA130"
+    assert f"{names[0]!r} → {names[1]!r}" in note.message
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    X, h, steps = draw(STEPS, 2, 4, scale=1), np.zeros((2, 4), np.float32), []
+    for x in X:
+        _, h = session.run(None, {"x": x, names[0]: h})
+        steps.append(h)
+    ours = states(recurrence, X.swapaxes(0, 1))
+    assert np.abs(ours.numpy() - np.stack(steps, axis=1)).max() < 1e-5
+
+
+def test_the_jacobian_of_a_traced_step_is_that_of_the_same_gru(tmp_path):
+    cell = only(read(tmp_path, gru_step())).cell
+    order = np.split(np.arange(12), 3)
+    W, U, b, c = draw(12, 4), draw(12, 4, seed=1), draw(12), draw(12, seed=2)
+    same = GRUCell(
+        *(torch.as_tensor(a[np.concatenate(order)], dtype=torch.float64) for a in (W, U, b, c))
+    )
+    s, x = torch.randn(3, 7, 4).double(), torch.randn(3, 7, 4).double()
+    assert torch.allclose(cells.step(cell, s, x), cells.step(same, s, x), atol=1e-14)
+    assert torch.allclose(cells.jacobian(cell, s, x), cells.jacobian(same, s, x), atol=1e-14)
+    v = torch.randn(3, 7, 4).double()
+    for derivative in (cells.jvp, cells.vjp):
+        assert torch.allclose(derivative(cell, s, x, v), derivative(same, s, x, v), atol=1e-14)
+
+
+def test_a_network_without_memory_has_no_state(tmp_path):
+    nodes = [
+        op("MatMul", "x A", "a"),
+        op("Tanh", "a", "t"),
+        op("MatMul", "t A", "m"),
+        op("Add", "m k", "y"),
+    ]
+    proto = model(
+        nodes,
+        [info("x", ["N", 4]), info("k", ["N", 4])],
+        [info("y", ["N", 4])],
+        {"A": draw(4, 4)},
+    )
+    proto.graph.node[-1].input[1] = "t"
+    with pytest.raises(UnsupportedModelError, match="no recurrence found"):
+        read(tmp_path, proto)
+
+
+def test_a_cache_that_is_only_moved_along_is_named(tmp_path):
+    nodes = [op("Concat", "cache x", "both", axis=1), op("Slice", "both one end axis", "kept")]
+    proto = gru_step(nodes=nodes, outputs=[info("kept", ["N", 12])])
+    proto.graph.input.append(info("cache", ["N", 12]))
+    for name, value in {"one": [4], "end": [99], "axis": [1]}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    found = read(tmp_path, proto)
+    assert len(list(found.recurrences())) == 1
+    assert [f.where for f in found.findings if f.id == "RA124"] == ["cache"]
