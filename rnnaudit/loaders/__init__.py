@@ -63,7 +63,9 @@ def load(path: str | Path, *, trust_pickle: bool = False) -> Model:
         loader = cast("Loader", import_module(f"rnnaudit.loaders.{module}").LOADER)
         if loader.recognises(head, path):
             if trust_pickle and module == "state_dict":
-                return import_module("rnnaudit.loaders.trusted").load(path, _sha256(path))
+                from rnnaudit.loaders import trusted
+
+                return trusted.load(path, _sha256(path))
             return loader.load(path, _sha256(path))
     raise LoadError(f"{path} is {_kind(head)}, not a model that can be read", help=SUPPORTED)
 

@@ -81,7 +81,7 @@ def _repeat(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 def _splice(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     other = rng.choice(others)
-    return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other)) :]
+    return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :]
 
 
 BYTES = (_flip, _flip, _overwrite, _overwrite, _cut, _delete, _repeat, _splice)
