@@ -504,6 +504,17 @@ def test_the_guard_is_the_distance_to_half_the_depth(kind, seed, k, T, reverse, 
     assert graph.metadata_props["rnnaudit.guard"] == "guard"
 
 
+@pytest.mark.parametrize(
+    "form", [WINDOW, Form("chunk", 4), Form("chunk", 4, keep_ops=True), Form("last")]
+)
+def test_a_sequence_without_steps_gives_no_outputs(form):
+    stack = random_stack(3, "gru")
+    graph = assemble([stack], every(stack, 5), {"rnn[0]": form}, guarded=form.name != "last")
+    y, *gap = session(graph).run(None, {"x": np.zeros((0, 2, 3), np.float32)})
+    assert y.shape == (0, 2, 5)
+    assert gap in ([], [0.0])
+
+
 def test_the_guard_of_a_decaying_sum_is_its_tail():
     one = torch.ones(1, 1, dtype=torch.float64)
     cell = ElmanCell(0.9 * one, one, torch.zeros(1).double(), Activation("affine", 1.0, 0.0))

@@ -78,10 +78,10 @@ def window(
             spread = emit.op("Expand", row, shape, name=f"{name}_spread")
             everywhere = emit.integers(-1, width)
             states.append(emit.op("Reshape", spread, everywhere, name=f"{name}_everywhere"))
-            before_first.append(row)
         else:
             states.append(expand(emit, row, count, width, f"{name}_everywhere"))
-            before_first.append(expand(emit, row, x.batch, width, name) if depth > 1 else row)
+        if depth > 1:  # as many rows as a step has, and none where there are no steps
+            before_first.append(emit.slice(states[-1], emit.integers(0), x.batch, name=name))
     digits = max(2, len(str(depth)))
     with emit.scope(f"step_{1:0{digits}}"):
         s: Rows = cell.advance(tuple(states), z)
