@@ -1,6 +1,7 @@
 """Proofs of gated cells: closed forms, counterexamples that must fail, and attacks."""
 
 import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -8,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnnaudit.cells import step
-from rnnaudit.certificates import Domain, certify
+from rnnaudit.certificates import Domain, certify, check, document
 from rnnaudit.certificates.balls import find_balls, place_in
 from rnnaudit.certificates.gated import comparison_matrix
 from rnnaudit.certificates.intervals import Interval
 from rnnaudit.certificates.loops import gru_loop, gru_sectors, lstm_loop, lstm_sectors
 from rnnaudit.certificates.places import gru_place, lstm_place, reachable_box
-from rnnaudit.model import GRUCell, LSTMCell
+from rnnaudit.model import RELU, Activation, GRUCell, LSTMCell
 
 from .attacks import REPEAT, attack, inputs, reached
 from .strategies import cells, generator, normal, random_cell, random_states, recurrence, seeds
@@ -212,3 +213,38 @@ def test_inputs_stay_in_the_domain():
     assert x.shape == (9, 5, 3)
     assert float(x.min()) >= -0.5
     assert float(x.max()) <= 0.25
+
+
+ODD = {
+    "peephole": ("lstm", {"peephole": True}),
+    "projection": ("lstm", {"projection": 2}),
+    "input forget": ("lstm", {"input_forget": True}),
+    "clip": ("lstm", {"clip": 0.5, "clip_output": True}),
+    "other squash": ("lstm", {"squash": Activation("softsign"), "candidate": RELU}),
+    "hard gates": ("lstm", {"gate": Activation("hardsigmoid", 0.25, 0.5)}),
+    "reset before": ("gru", {"reset_after": False}),
+    "hard mixing": ("gru", {"gate": Activation("hardsigmoid", 0.25, 0.5)}),
+    "clipped mixing": ("gru", {"clip": 0.5, "candidate": Activation("scaledtanh", 0.5, 0.75)}),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@given(seed=seeds, hidden=st.integers(2, 3 + REPEAT), half=st.booleans())
+@settings(max_examples=2 * REPEAT, deadline=None)
+def test_odd_cells_have_proofs_that_no_attack_beats_and_files_that_hold(name, seed, hidden, half):
+    kind, options = ODD[name]
+    cell = random_cell(seed, kind, min(hidden, 64), 2, 0.1, **options)
+    # Small weights as a float16 or float32 file stores them.
+    tensors = {f.name: getattr(cell, f.name) for f in fields(cell)}
+    dtype = torch.float16 if half else torch.float32
+    small = {k: (0.2 * v).to(dtype).double() for k, v in tensors.items() if torch.is_tensor(v)}
+    r = recurrence(replace(cell, **small), random_states(seed, cell, scale=0.2))
+    domain = Domain(-0.3, 0.3, "|x| ≤ 0.3")
+    proofs = certify(r, domain)
+    assert proofs.best is not None, proofs.failures
+    attack(r, domain, generator(seed), proofs)
+    for certificate in proofs.certificates:
+        text = document(r, domain, replace(proofs, certificates=(certificate,)))
+        assert text is not None, certificate.method
+        for claim in check(text, r).claims:
+            assert claim.k >= certificate.depth(claim.eps, None, claim.norm)

@@ -155,13 +155,13 @@ def _lstm(cell: LSTMCell, x: Box, s: Box, U_h: Box | None) -> System:
         if cell.input_forget
         else value(cell.gate, a_f, cell.clip)
     )
+    # In balls that keep themselves, the next state is where every state is.
+    c_next = add(times(f, c), times(i, g)) if U_h is None else c
     if cell.input_forget and cell.gate.name in ("sigmoid", "hardsigmoid"):
-        c_next = hull(g, c)  # c' is a mean of c and g
-    else:
-        # In balls that keep themselves, the next state is where every state is.
-        c_next = add(times(f, c), times(i, g)) if U_h is None else c
+        mean = hull(g, c)  # c' is a mean of c and g
+        c_next = np.maximum(c_next[0], mean[0]), np.minimum(c_next[1], mean[1])
     if cell.peephole is not None:
-        a_o = add(a_o, times(p_o, add(times(f, c), times(i, g))))
+        a_o = add(a_o, times(p_o, c_next))
     o = value(cell.gate, a_o, cell.clip)
     squash_clip = cell.clip if cell.clip_output else None
     squashed = value(cell.squash, c_next, squash_clip)
