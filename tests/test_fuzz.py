@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import warnings
+from collections.abc import Iterator, MutableSequence
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.fuzz import corpus
@@ -41,3 +43,26 @@ def test_mutated_files_end_in_a_model_or_in_one_line(tmp_path: Path, seed: int) 
 @pytest.mark.parametrize("name", sorted(corpus.BUILDERS))
 def test_files_of_the_corpus_are_read(tmp_path: Path, name: str) -> None:
     assert outcome(tmp_path, name, (corpus.FOLDER / name).read_bytes()) == "model"
+
+
+def lists(graph: onnx.GraphProto) -> Iterator[tuple[str, MutableSequence]]:
+    """Yield every list of parts in a graph, those of its bodies included."""
+    yield from ((f"{graph.name}.{name}", getattr(graph, name)) for name in ("input", "output"))
+    yield f"{graph.name}.node", graph.node
+    for node in graph.node:
+        for name in ("input", "output", "attribute"):
+            yield f"{graph.name}.{node.op_type}.{name}", getattr(node, name)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from lists(attribute.g)
+
+
+@pytest.mark.parametrize("name", ["scan.onnx", "loop.onnx", "branches.onnx", "chain.onnx"])
+def test_a_graph_that_lacks_any_one_part_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    whole = onnx.ModelProto.FromString((corpus.FOLDER / name).read_bytes())
+    places = [(where, i) for where, parts in lists(whole.graph) for i in range(len(parts))]
+    assert len(places) > 20
+    for where, i in places:
+        model = onnx.ModelProto.FromString((corpus.FOLDER / name).read_bytes())
+        del dict(lists(model.graph))[where][i]
+        assert not outcome(tmp_path, name, model.SerializeToString()).startswith("FAIL"), (where, i)

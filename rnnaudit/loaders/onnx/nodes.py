@@ -229,10 +229,10 @@ def read(node: ir.Node, wiring: Wiring, name: str, scope: str, opset: int) -> Re
             scope=scope,
         ),
     )
-    return _placed(reader, layer, layout, tuple(reader.findings))
+    return _placed(reader, layer, layout)
 
 
-def _placed(reader: _Reader, layer: Layer, layout: int, findings: tuple[Finding, ...]) -> Read:
+def _placed(reader: _Reader, layer: Layer, layout: int) -> Read:
     """Track the axes of the node's outputs, made of those of X."""
     x_value = reader.input("X")
     x = reader.known.layout(x_value, rank=3)
@@ -242,6 +242,10 @@ def _placed(reader: _Reader, layer: Layer, layout: int, findings: tuple[Finding,
     if isinstance(width, int) and width != layer.input_size:
         raise Refused(f"X has {width} features, W reads {layer.input_size}")
     time, batch = x.axes[:2] if layout == 0 else x.axes[1::-1]
+    steps = length(time)
+    if isinstance(steps, int) and steps > 1:
+        text = f"the graph fixes its sequences at {steps} steps; it is audited for any"
+        reader.note("RA126", text)
     hidden = layer.recurrences[0].cell.hidden_size
     D = Atom(f"{reader.name}:directions", len(layer.recurrences))
     H = Atom(f"{reader.name}:units", hidden)
@@ -265,7 +269,7 @@ def _placed(reader: _Reader, layer: Layer, layout: int, findings: tuple[Finding,
         batch,
         axis(D, H),
         plain_name(dtype),
-        findings,
+        tuple(reader.findings),
         finals=frozenset(outputs[1:2]),
     )
 
