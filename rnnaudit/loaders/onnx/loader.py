@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError
-from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.interface import brief, listed
 from rnnaudit.loaders.onnx.functions import inline
 from rnnaudit.loaders.onnx.loops import LOOPS, read_loop
 from rnnaudit.loaders.onnx.nodes import GATES, QUANTISED, Read, read
@@ -24,6 +24,9 @@ from rnnaudit.model import Model
 from rnnaudit.results import Finding, Skipped
 
 _STANDARD = {"", "ai.onnx"}
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError)
+"""What reading a loop that no checker would pass leads to."""
+
 _KINDS = re.compile("LSTM|GRU|RNN")
 
 
@@ -143,6 +146,10 @@ class _Walk:
             found = read_loop(node, self.wiring, where, scope, self.opset)
         except Refused as refused:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
+            return
+        except _MALFORMED as error:
+            reason = f"{node.op_type}: it breaks its operator's rules ({brief(error)})"
+            self.skipped.append(Skipped(where, reason))
             return
         if found is not None:
             node.name = name
