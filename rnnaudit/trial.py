@@ -209,4 +209,6 @@ def _timing_feed(
         else tuple(of_port(port, ("time", "batch", None)) for port in interface.inputs)
     )
     feed = probe_feeds(slots, 1, min(steps, LONGEST_TIMED), seed)[0]
-    return f"batch {feed.tried.batch}, {feed.tried.length} steps", feed.values
+    length = feed.tried.length
+    many = f"{length} step{'' if length == 1 else 's'}"
+    return f"batch {feed.tried.batch}, {many}", feed.values

@@ -15,15 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from rnnaudit import loaders
+from rnnaudit import api, loaders
 from rnnaudit.cells import run, run_stack, truncated
 from rnnaudit.export import choose, obstacles, truncate_graph
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
+from rnnaudit.reports.commands import snippet
 from rnnaudit.truncation import Shape
 from rnnaudit.verification import verify
 from rnnaudit.verification.states import carried
-from tests.strategies import KINDS, random_cell, random_inputs, random_model, seeds
+from tests.strategies import (
+    KINDS,
+    random_cell,
+    random_inputs,
+    random_model,
+    seeds,
+    torch_module,
+)
 from tests.test_export import every, graph_file, gru_node, serialize, session
 
 K = (6, 4)
@@ -200,3 +208,22 @@ def test_a_state_that_is_the_only_result_stays(tmp_path):
     assert [v.name for v in written.graph.inputs] == ["x"]
     assert [v.name for v in written.graph.outputs] == ["h_n"]
     assert isinstance(session(written), onnxruntime.InferenceSession)
+
+
+def test_the_report_of_a_streaming_model_runs_as_it_says(tmp_path, monkeypatch):
+    model = random_model(5, "gru", gain=0.3)
+    torch.save(torch_module(model.stacks[0]).float().state_dict(), tmp_path / "gru.pt")
+    monkeypatch.chdir(tmp_path)
+    report = api.truncate(
+        *("gru.pt", "cut.onnx"), eps=1e-2, depth=20, streaming=True, guard=True, opset=15
+    )
+    assert report.equivalence is not None
+    assert report.equivalence.passed
+    assert report.export is not None
+    assert (report.export.opset, report.export.form) == (15, "streaming")
+    assert report.export.outputs == ("y", "past_next", "guard")
+    lines = snippet(report.export, 72)
+    assert '"past": np.zeros((0, 1, 3), np.float32)' in "\n".join(lines)
+    found: dict[str, Any] = {}
+    exec("\n".join(lines), found)
+    assert found["y1"].shape == (19, 1, 3)

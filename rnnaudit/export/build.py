@@ -102,9 +102,9 @@ def assemble(
         name="rnnaudit",
     )
     model = ir.Model(graph, ir_version=ir_version(opset), producer_name="rnnaudit")
+    add_buffers(model, layers)
     if guarded:
         add_guard(model, layers, opset)
-    add_buffers(model, layers)
     return model
 
 
