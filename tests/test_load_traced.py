@@ -452,3 +452,41 @@ def test_a_cache_that_is_only_moved_along_is_named(tmp_path):
     found = read(tmp_path, proto)
     assert len(list(found.recurrences())) == 1
     assert [f.where for f in found.findings if f.id == "RA124"] == ["cache"]
+
+
+# --- unrolled ---------------------------------------------------------------------------------
+
+
+def unrolled(steps=6, last="Tanh"):
+    nodes, h = [], "h0"
+    for t in range(steps):
+        nodes += [
+            op("Gather", f"X t{t}", f"x{t}", axis=0),
+            op("MatMul", f"x{t} U", f"u{t}"),
+            op("MatMul", f"{h} V", f"v{t}"),
+            op("Add", f"u{t} v{t}", f"a{t}"),
+            op(last if t == steps // 2 else "Tanh", f"a{t}", f"h{t + 1}"),
+        ]
+        h = f"h{t + 1}"
+    constants = {f"t{t}": np.array(t) for t in range(steps)}
+    constants |= {"U": draw(3, 4), "V": draw(4, 4), "h0": np.zeros((1, 4), np.float32)}
+    return model(nodes, [info("X", ["T", "N", 3])], [info(h, ["N", 4])], constants)
+
+
+def test_steps_that_share_their_weights_are_one_recurrence(tmp_path):
+    proto = unrolled()
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert (recurrence.name, recurrence.cell.input_size, recurrence.cell.state_size) == ("V", 3, 4)
+    (note,) = found.findings
+    assert note.id == "RA126"
+    assert note.message.startswith("unrolled to 6 steps that share their weights, over 'X'")
+    X = draw(6, 2, 3, scale=1)
+    (last,) = runtime(proto, {"X": X})
+    assert np.abs(states(recurrence, X.swapaxes(0, 1))[:, -1].numpy() - last).max() < 1e-5
+
+
+def test_steps_that_differ_are_named(tmp_path):
+    (skipped,) = read(tmp_path, unrolled(last="Relu")).skipped
+    assert skipped.where == "V"
+    assert skipped.reason == "unrolled to 6 steps: its steps differ in how 'h3' is made"

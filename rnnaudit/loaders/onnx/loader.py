@@ -18,6 +18,7 @@ from rnnaudit.loaders.onnx.reading import read_graph
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.stacks import assemble
 from rnnaudit.loaders.onnx.steps import read_steps
+from rnnaudit.loaders.onnx.unrolled import read_unrolled
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Model
@@ -116,12 +117,13 @@ class _Walk:
                     self.skipped.append(Skipped(_path(node, scope), reason))
 
     def edges(self, graph: ir.Graph) -> None:
-        """Read what the nodes do not show: states that the caller carries from call to call."""
+        """Read what no node shows: states between calls, and steps that are written out."""
         names = (r.initial.name for read in self.reads for r in read.layer.recurrences)
         taken = {part for name in names if name is not None for part in name.split(", ")}
         found, skipped, findings = read_steps(graph, self.wiring, taken, self.opset)
-        self.reads += found
-        self.skipped += skipped
+        unrolled, left = read_unrolled(graph, self.wiring, self.opset)
+        self.reads += [*found, *unrolled]
+        self.skipped += [*skipped, *left]
         self.findings += findings
 
     def _recurrence(self, node: ir.Node, scope: str) -> None:
