@@ -1,6 +1,7 @@
 """Proofs of gated cells: closed forms, counterexamples that must fail, and attacks."""
 
 import math
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -248,3 +249,66 @@ def test_odd_cells_have_proofs_that_no_attack_beats_and_files_that_hold(name, se
         assert text is not None, certificate.method
         for claim in check(text, r).claims:
             assert claim.k >= certificate.depth(claim.eps, None, claim.norm)
+
+
+def held(kind, rows, **options):
+    """Return a cell of small weights, the gate of these rows held open by its bias."""
+    cell = random_cell(0, kind, 4, 2, 0.1, **options)
+    bias = cell.b if kind == "lstm" else cell.b_input
+    bias[rows] = 8.0
+    return cell
+
+
+def busy(kind):
+    """Return a cell whose gates forget, and whose candidate is strong."""
+    cell = random_cell(0, kind, 4, 2, 8.0)
+    bias = cell.b if kind == "lstm" else cell.b_input
+    cell.U[4:8] *= 1e-3
+    cell.W[4:8] *= 1e-2
+    bias[4:8] = -4.0
+    return cell
+
+
+REASONS = {
+    "forget gate": (held("lstm", slice(4, 8)), r"^forget gate can reach 0\.999\d* for"),
+    "coupled gate": (
+        replace(held("lstm", slice(0, 4), input_forget=True), b=-held("lstm", slice(0, 4)).b),
+        r"^forget gate can reach 0\.99\d* for",
+    ),
+    "update gate": (held("gru", slice(4, 8)), r"^update gate z can reach 0\.999\d* for"),
+    "strong LSTM": (
+        busy("lstm"),
+        r"^over the box \|h\| ≤ 0\.\d+ for \|x\| ≤ 1, the scaled 2-norm is about \d[\d.]*, not",
+    ),
+    "strong GRU": (
+        busy("gru"),
+        r"^over the box \|h\| ≤ 1 for \|x\| ≤ 1, the scaled 2-norm is about \d[\d.]*, not",
+    ),
+    "jump": (
+        random_cell(0, "lstm", 4, 2, 0.1, gate=Activation("thresholdedrelu", 0.5)),
+        "^thresholdedrelu jumps, so no slope bounds its steps$",
+    ),
+    "unbounded gate": (
+        random_cell(0, "gru", 4, 2, 3.0, gate=RELU, candidate=RELU),
+        r"^nothing bounds the update gate z for \|x\| ≤ 1, so no box holds the states$",
+    ),
+    "tanh": (
+        random_cell(0, "elman", 4, 2, 3.0),
+        r"^the numerical radius of the scaled weight is about 4\.\d+, not below 1$",
+    ),
+    "linear": (
+        random_cell(0, "elman", 4, 2, 3.0, activation=Activation("affine")),
+        r"^the spectral radius of its matrix is about 4\.\d+, not below 1$",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_names_the_term_that_is_too_large(name):
+    cell, words = REASONS[name]
+    proofs = certify(recurrence(cell), Domain())
+    assert proofs.best is None
+    assert re.search(words, proofs.no_proof.reason), proofs.no_proof.reason
+    for method, reason in proofs.failures:
+        number = re.search(r"\d", reason)
+        assert number or "jumps" in reason or "nothing bounds" in reason, (method, reason)

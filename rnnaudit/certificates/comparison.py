@@ -107,18 +107,31 @@ def stepper(M: Tensor, mixing: Mixing | None = None) -> Callable[[Tensor], Tenso
     return step
 
 
+def growth_of(M: Tensor, mixing: Mixing) -> float:
+    """Return about what one step of a mixed comparison grows by, by power iteration."""
+    step, growth = stepper(M, mixing), 1.0
+    v = torch.ones_like(mixing.lo)
+    for _ in range(100):
+        after = step(v)
+        growth = float((after / v).max())
+        v = after / after.max().clamp(min=1e-300) + 1e-9
+    return growth
+
+
+def too_large(M: Tensor) -> str:
+    """Say why a comparison matrix proves nothing."""
+    if not bool(torch.isfinite(M).all()):
+        return "the comparison matrix overflows float64"
+    radius = float(torch.linalg.eigvals(M).abs().max())
+    return f"the comparison matrix has a spectral radius of about {radius:.4g}, not below 1"
+
+
 def mixing_weights(M: Tensor, mixing: Mixing) -> tuple[Tensor, float] | None:
     """Search for v > 0 with F(v) ≤ λ v, λ < 1, for the step F of a mixed comparison.
 
     v = 1 + F(v) / μ, iterated, is positive and exists for any μ above F's growth rate.
     """
-    step = stepper(M, mixing)
-    v = torch.ones_like(mixing.lo)
-    growth = 1.0
-    for _ in range(100):
-        after = step(v)
-        growth = float((after / v).max())
-        v = after / after.max().clamp(min=1e-300) + 1e-9
+    step, growth = stepper(M, mixing), growth_of(M, mixing)
     best: tuple[Tensor, float] | None = None
     for part in (0.02, 0.1, 0.3, 0.6):
         mu = growth + (1 - growth) * part

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.comparison import ComparisonCertificate, contracting_weights
+from rnnaudit.certificates.comparison import (
+    ComparisonCertificate,
+    contracting_weights,
+    too_large,
+)
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import (
     Interval,
@@ -252,7 +256,7 @@ def _comparison(facts: _Facts, sector: Interval, search: Search) -> None:
     M = raised(sector.size[:, None] * facts.cell.W.abs()) * (facts.cell.W != 0)
     found = contracting_weights(M)
     if found is None:
-        search.fail("comparison matrix", "ρ(|W|) times the largest slope is not below 1")
+        search.fail("comparison matrix", too_large(M))
         return
     search.certificates.append(
         ComparisonCertificate(
@@ -281,9 +285,8 @@ def _linear(facts: _Facts, search: Search) -> None:
     A = slope * facts.cell.W
     radius = float(torch.linalg.eigvals(A).abs().max())
     if not radius < 1:
-        search.fail(
-            "linear", f"the spectral radius of its matrix is about {radius:.4g}, not below 1"
-        )
+        reason = f"the spectral radius of its matrix is about {radius:.4g}, not below 1"
+        search.failures.insert(0, ("linear", reason))
         return
     # α = β up to the rounding of their product with W: the multipliers of a tiny sector.
     size = torch.full_like(facts.cell.b, abs(slope))

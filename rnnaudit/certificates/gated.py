@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rnnaudit.cells.activations import slope_interval
 from rnnaudit.certificates.balls import Balls, find_balls, place_in
 from rnnaudit.certificates.circle import (
     close,
@@ -19,7 +20,9 @@ from rnnaudit.certificates.comparison import (
     ComparisonCertificate,
     Mixing,
     contracting_weights,
+    growth_of,
     mixing_weights,
+    too_large,
 )
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import Interval, apply, loosened, times_above
@@ -77,6 +80,11 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
     """Find the reachable states and what the gates can be there; None where that fails."""
     cell, start = recurrence.cell, recurrence.initial.value
     assert isinstance(cell, LSTMCell | GRUCell)
+    used = (cell.gate, cell.candidate, *([cell.squash] if isinstance(cell, LSTMCell) else []))
+    jumps = [f.name for f in used if slope_interval(f) is None]
+    if jumps:
+        search.fail("slopes", f"{jumps[0]} jumps, so no slope bounds its steps")
+        return None
     x = Interval(*domain.box(cell.input_size))
     states = reachable_box(cell, x, start)
     P = cell.hidden_size
@@ -110,9 +118,9 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         mixed = gru_loop(cell, mixed=True), gru_sectors(cell, place, place, mixed=True)
         sector = mixed[1]
         after = gru_image(cell, x, start, Interval.point(start))
-    if sector is None or flat[1] is None or mixed[1] is None:
-        search.fail("slopes", "an activation jumps, so no slope bounds its steps")
-        return None
+    assert sector is not None
+    assert flat[1] is not None
+    assert mixed[1] is not None
     gain = comparison_matrix(flat[0], flat[1], of_input=True)
     search.dynamics = Dynamics((h.lo, h.hi), gain, (plain.lo, plain.hi), _written(balls))
     begin = Interval.point(start)
@@ -134,8 +142,10 @@ def _written(balls: Balls | None) -> tuple[Tensor, Tensor, tuple[float, ...]] | 
 
 
 def _reach(value: float, gate: str) -> str:
+    if math.isinf(value):
+        return f"nothing bounds the {gate}"
     for digits in range(4, 16):
-        text = f"{min(value, 1.0):.{digits}g}"
+        text = f"{value:.{digits}g}"
         if text != "1" or value >= 1:
             break
     return f"{gate} can reach {text}"
@@ -193,7 +203,7 @@ def _comparison(facts: Facts, search: Search) -> None:
     M = comparison_matrix(*facts.flat)
     found = contracting_weights(M)
     if found is None:
-        search.fail("comparison matrix", "the comparison matrix has a spectral radius above 1")
+        search.fail("comparison matrix", too_large(M))
         return
     search.certificates.append(
         ComparisonCertificate(
@@ -222,7 +232,10 @@ def _average(facts: Facts, search: Search) -> None:
     Q = z_slope[:, None] * U_z * (1 + 1e-15)
     found = mixing_weights(Q, mixing)
     if found is None:
-        search.fail("average form", "the comparison with one z for both parts does not contract")
+        growth = growth_of(Q, mixing)
+        search.fail(
+            "average form", f"the step with one z for both parts grows by {growth:.4g}, not below 1"
+        )
         return
     search.certificates.append(
         ComparisonCertificate("average form", facts.domain, Q, *found, facts.box, H, mixing=mixing)
