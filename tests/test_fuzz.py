@@ -12,6 +12,7 @@ import pytest
 
 from tests.fuzz import corpus
 from tests.fuzz.__main__ import hang, make, outcome
+from tests.fuzz.mutate import OPERATORS
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -66,3 +67,26 @@ def test_a_graph_that_lacks_any_one_part_is_read_or_refused(tmp_path: Path, name
         model = onnx.ModelProto.FromString((corpus.FOLDER / name).read_bytes())
         del dict(lists(model.graph))[where][i]
         assert not outcome(tmp_path, name, model.SerializeToString()).startswith("FAIL"), (where, i)
+
+
+def body(model: onnx.ModelProto) -> onnx.GraphProto:
+    return next(a.g for node in model.graph.node for a in node.attribute if a.HasField("g"))
+
+
+@pytest.mark.parametrize("name", ["scan.onnx", "loop.onnx"])
+def test_a_state_declared_huge_takes_no_memory(tmp_path: Path, name: str) -> None:
+    model = onnx.ModelProto.FromString((corpus.FOLDER / name).read_bytes())
+    for graph in (model.graph, body(model)):
+        for value in (*graph.input, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                dim.dim_value = 2**31 - 1
+    assert not outcome(tmp_path, name, model.SerializeToString()).startswith("FAIL")
+
+
+@pytest.mark.parametrize("name", ["scan.onnx", "loop.onnx"])
+def test_a_step_of_other_operators_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    for op in OPERATORS:
+        for i in range(4):
+            model = onnx.ModelProto.FromString((corpus.FOLDER / name).read_bytes())
+            body(model).node[i].op_type = op
+            assert not outcome(tmp_path, name, model.SerializeToString()).startswith("FAIL"), op

@@ -25,6 +25,9 @@ STANDARD = frozenset({"", "ai.onnx"})
 MAX_OPERATIONS = 5_000
 """Operators of one step; a step is run thousands of times."""
 
+MAX_WIDTH = 2**20
+"""Numbers that a step may carry or read."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
@@ -222,6 +225,11 @@ def _plain(attribute: ir.Attr) -> object:
 
 def _folded(cell: TracedCell) -> TracedCell:
     """Run the step once: keep what does not depend on its inputs as constants, check shapes."""
+    if max(cell.state_size, cell.input_size) > MAX_WIDTH:
+        raise Refused(
+            f"the step carries {cell.state_size:,} numbers and reads {cell.input_size:,}, more "
+            f"than {MAX_WIDTH:,}"
+        )
     s = torch.full((2, cell.state_size), 0.125, dtype=torch.float64)
     x = torch.full((2, cell.input_size), 0.25, dtype=torch.float64)
     try:

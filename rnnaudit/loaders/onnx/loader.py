@@ -25,7 +25,7 @@ from rnnaudit.model import Model
 from rnnaudit.results import Finding, Skipped
 
 _STANDARD = {"", "ai.onnx"}
-_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError)
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 """What reading a loop that no checker would pass leads to."""
 
 _KINDS = re.compile("LSTM|GRU|RNN")
