@@ -99,7 +99,9 @@ def _in_calls(
     steps = min(feed[name].shape[axis] for name, axis in axes.items())
     state = {name: feed[name] for name in carry}
     wanted = list(dict.fromkeys([*names, *carry.values()]))
-    found, sizes, first = [], [], 0
+    found: list[Any] = []
+    sizes: list[int] = []
+    first = 0
     while first < steps:
         size = 1 if calls["single"] else min(BLOCKS[len(sizes) % len(BLOCKS)], steps - first)
         part = {
