@@ -75,6 +75,8 @@ def work(seed: int, start: int, stop: int) -> None:
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, hang)
     with tempfile.TemporaryDirectory(prefix="rnnaudit-fuzz-") as folder:
+        for path in sorted(corpus.FOLDER.iterdir()):
+            load(path)  # the first of each format imports libraries
         for index in range(start, stop):
             name, data = make(seed, index)
             print(json.dumps([index, name, outcome(Path(folder), name, data)]), flush=True)

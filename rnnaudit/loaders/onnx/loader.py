@@ -25,7 +25,14 @@ from rnnaudit.model import Model
 from rnnaudit.results import Finding, Skipped
 
 _STANDARD = {"", "ai.onnx"}
-_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    StopIteration,
+)
 """What reading a loop that no checker would pass leads to."""
 
 _KINDS = re.compile("LSTM|GRU|RNN")
