@@ -50,7 +50,14 @@ class Entering:
 def resolved(value: ir.Value) -> ir.Value:
     """Follow a value to where it is made, through Identity."""
     node = value.producer()
-    while node is not None and node.op_type == "Identity" and node.domain in STANDARD:
+    seen: set[ir.Node] = set()  # a graph may bite its tail
+    while (
+        node is not None
+        and node not in seen
+        and node.op_type == "Identity"
+        and node.domain in STANDARD
+    ):
+        seen.add(node)
         source = node.inputs[0]
         if source is None:
             break
@@ -225,7 +232,8 @@ def _plain(attribute: ir.Attr) -> object:
 
 def _folded(cell: TracedCell) -> TracedCell:
     """Run the step once: keep what does not depend on its inputs as constants, check shapes."""
-    if max(cell.state_size, cell.input_size) > MAX_WIDTH:
+    sizes = [port.size for port in (*cell.states, *cell.inputs)]
+    if min(sizes, default=0) < 0 or max(cell.state_size, cell.input_size) > MAX_WIDTH:
         raise Refused(
             f"the step carries {cell.state_size:,} numbers and reads {cell.input_size:,}, more "
             f"than {MAX_WIDTH:,}"
