@@ -12,7 +12,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rnnaudit import assembly, loaders, proving, trial
+from rnnaudit import assembly, checking, loaders, proving, trial
 from rnnaudit.data import Data, load_data, of_arrays
 from rnnaudit.errors import UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
@@ -327,8 +327,8 @@ def certify(
     raw = proving.dumped(document)
     path = Path(output)
     if not document["stacks"]:
-        return proving.nothing(model, settings, missing)
-    found = proving.report(document, model, path=path, size=len(raw), missing=missing, seed=seed)
+        return checking.nothing(model, missing, eps=eps, norm=norm, seed=seed)
+    found = checking.report(document, model, path=path, size=len(raw), missing=missing, seed=seed)
     try:
         path.write_bytes(raw)
     except OSError as error:
@@ -351,9 +351,7 @@ def check(certificate: str | Path, model: Source) -> Report:
     Raises:
         LoadError: A file cannot be read.
     """
-    path = Path(certificate)
-    document, size = proving.read(path)
-    return proving.report(document, _model(model), path=path, size=size)
+    return checking.check(Path(certificate), _model(model))
 
 
 def _examined(

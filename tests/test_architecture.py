@@ -21,7 +21,7 @@ FLOORS = {
             ("model", "reports"),
             ("cells", "norms", "runtime", "runtime_child", "loaders", "data", "policy"),
             ("certificates", "estimators", "loaders"),
-            ("depth", "stabilize", "verification"),
+            ("depth", "stabilize", "verification", "checking"),
             ("truncation", "observe", "evidence"),
             ("export", "examine"),
             ("planning", "refutation", "proving"),

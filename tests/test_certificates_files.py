@@ -375,7 +375,7 @@ def test_what_is_no_proof_file_exits_with_3(saved, capsys):
 
 
 def test_a_file_too_large_is_not_read(saved, capsys, monkeypatch):
-    monkeypatch.setattr("rnnaudit.proving.LARGEST", 10)
+    monkeypatch.setattr("rnnaudit.checking.LARGEST", 10)
     Path("large").write_text("x" * 11)
     code, _, err = run(capsys, "check", "large", "m.pt")
     assert code == 3
