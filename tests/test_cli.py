@@ -62,6 +62,9 @@ def api(monkeypatch, tmp_path):
     fake = FakeApi()
     monkeypatch.setitem(sys.modules, "rnnaudit.api", fake)
     monkeypatch.setattr(rnnaudit, "api", fake, raising=False)
+    # `check` starts fast: it loads a model and proves a file again without the public API.
+    monkeypatch.setattr("rnnaudit.checking.check", fake.check)
+    monkeypatch.setattr("rnnaudit.loaders.load", lambda path, **_: path)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -112,7 +115,6 @@ def test_inspect_passes_every_option_on_and_prints_the_report(api, capsys):
         "pictures": False,
         "time_budget": 3.0,
         "witness": "w.npz",
-        "pictures": False,
         "progress": None,
     }
 
