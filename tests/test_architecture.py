@@ -21,7 +21,7 @@ FLOORS = {
             ("model", "reports"),
             ("cells", "norms", "runtime", "runtime_child", "loaders", "data", "policy"),
             ("certificates", "estimators", "loaders"),
-            ("depth", "stabilize", "verification", "checking"),
+            ("depth", "stabilize", "verification", "checking", "modules"),
             ("truncation", "observe", "evidence"),
             ("export", "examine"),
             ("planning", "refutation", "proving"),
