@@ -400,14 +400,29 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlets:
+    """Where a Loop or a Scan gives what a node would: names of values, empty where none is read.
+
+    ``steps`` is h after every step, its axis of time ``time``; ``finals`` hold the parts of
+    the state after the last step, [N, width]. ``obstacle`` says why no node can stand here.
+    """
+
+    steps: str
+    time: int
+    finals: tuple[str, ...]
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """The node of the source graph that a layer was read from.
 
     ``x`` names the value it reads and ``layout`` is 0 for [T, N, I], 1 for [N, T, I].
     ``sequence_lens`` names that input where it is given. ``scope`` is the path of the
     branch that holds the node (``If node[then]``), empty at the top of the graph.
-    ``reads`` says the same of a traced recurrence: the features of each value, flattened,
-    side by side are what it reads.
+    ``reads`` says the same of a recurrence that was read from other operators: the features
+    of each value, flattened, side by side are what it reads. ``carries`` names the values
+    that hold a part of its state before the first step and after the last.
     """
 
     node: str
@@ -416,6 +431,8 @@ class Site:
     sequence_lens: str | None = None
     scope: str = ""
     reads: tuple[Reading, ...] = ()
+    carries: tuple[tuple[str, str], ...] = ()
+    outlets: Outlets | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -509,7 +526,8 @@ class Model:
     """What a loader read: stacks, the source graph where there is one, and what was left out.
 
     ``whole`` says that the one stack with its readout is the model from its input to its
-    output, so that an error of the stack is an error end to end. ``source`` holds the live
+    output, so that an error of the stack is an error end to end. ``inlined`` and ``completed``
+    say that the graph has functions written out, or weights that the file takes as inputs. ``source`` holds the live
     modules that stacks were read from, and ``twins`` the layers of their copies in other
     branches of the graph, both by the stack's name.
     """
@@ -521,6 +539,7 @@ class Model:
     whole: bool
     graph: ir.Model | None = None
     inlined: bool = False
+    completed: bool = False
     dtype: str = "float32"
     skipped: tuple[Skipped, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -531,6 +550,20 @@ class Model:
     def direct(self) -> bool:
         """Whether stacks read the caller's inputs: no other operator of a graph is around them."""
         return self.graph is None or self.whole
+
+    def runnable(self, *, inside: bool = False) -> Path | bytes:
+        """Return what a runtime runs: the file, or the graph where the file does not do.
+
+        Args:
+            inside: Values inside functions are fetched, where the file holds them in functions.
+        """
+        if self.graph is None or not (self.completed or (inside and self.inlined)):
+            return self.path
+        import onnx_ir as ir
+
+        own = ir.external_data.load_to_model(self.graph.clone())
+        written: bytes = ir.to_proto(own).SerializeToString()
+        return written
 
     def recurrences(self) -> Iterator[Recurrence]:
         """Yield each recurrence of each stack."""

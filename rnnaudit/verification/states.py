@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rnnaudit.loaders.onnx.contents import MOVES
-from rnnaudit.model import Layer, Model, TracedCell
+from rnnaudit.model import Layer, Model
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,18 +59,17 @@ def _sequels(graph: ir.Graph, layer: Layer, state: ir.Value) -> set[ir.Value]:
     """Return the graph outputs that a layer's last state moves to, if it starts from ``state``."""
     if layer.site is None or layer.recurrences[0].initial.source != "graph input":
         return set()
-    cell, wanted = layer.recurrences[0].cell, layer.site.node
-    if isinstance(cell, TracedCell):
-        named = {v.name: v for n in graph.all_nodes() for v in n.outputs}
-        parts = zip(cell.states, cell.next_states, strict=True)
-        after = [named[end] for port, end in parts if port.name == state.name and end in named]
-        return {out for end in after for out in _ends(end)}
-    node = next(n for n in graph.all_nodes() if n.name == wanted and n.op_type in _KINDS)
-    pairs = zip(node.inputs[5:7], node.outputs[1:3], strict=False)
+    if layer.site.reads:
+        named = {v.name: v for n in graph.all_nodes() for v in (*n.inputs, *n.outputs) if v}
+        pairs = [(named.get(before), named.get(after)) for before, after in layer.site.carries]
+    else:
+        wanted = layer.site.node
+        node = next(n for n in graph.all_nodes() if n.name == wanted and n.op_type in _KINDS)
+        pairs = list(zip(node.inputs[5:7], node.outputs[1:3], strict=False))
     return {
         out
         for start, end in pairs
-        if start is not None and state in set(_sources(start))
+        if start is not None and end is not None and state in set(_sources(start))
         for out in _ends(end)
     }
 

@@ -11,7 +11,9 @@ import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.loaders.interface import brief, listed
+from rnnaudit.loaders.onnx.closed import closed
 from rnnaudit.loaders.onnx.functions import inline
+from rnnaudit.loaders.onnx.given import give, read_values
 from rnnaudit.loaders.onnx.loops import LOOPS, read_loop
 from rnnaudit.loaders.onnx.nodes import GATES, QUANTISED, Read, read
 from rnnaudit.loaders.onnx.reading import read_graph
@@ -51,13 +53,16 @@ class OnnxLoader:
         begins = len(head) > 2 and head[0] == 0x08 and 0 < head[1] < 0x40
         return begins or (path.suffix == ".onnx" and not head.startswith(b"PK\x03\x04"))
 
-    def load(self, path: Path, sha256: str) -> Model:
+    def load(self, path: Path, sha256: str, weights: Path | None = None) -> Model:
         """Read every recurrence of the model; see ``Loader.load``.
 
         Nodes without a name of their own are given one in the graph that is returned, so
-        that each ``Site`` names its node.
+        that each ``Site`` names its node. ``weights`` is a file of values for graph inputs,
+        which that graph then stores.
         """
         graph = read_graph(path)
+        if weights is not None:
+            give(graph, read_values(weights), weights)
         inlined = inline(graph)
         walk = _Walk(graph)
         walk.graph(graph.graph)
@@ -77,6 +82,7 @@ class OnnxLoader:
             whole=assembled.whole and not walk.skipped,
             graph=graph,
             inlined=inlined,
+            completed=weights is not None,
             dtype=walk.reads[0].dtype if walk.reads else "float32",
             skipped=tuple(walk.skipped),
             findings=(
@@ -129,7 +135,7 @@ class _Walk:
         taken = {part for name in names if name is not None for part in name.split(", ")}
         found, skipped, findings = read_steps(graph, self.wiring, taken, self.opset)
         unrolled, left = read_unrolled(graph, self.wiring, self.opset)
-        self.reads += [*found, *unrolled]
+        self.reads += [part for read in (*found, *unrolled) for part in closed(read)]
         self.skipped += [*skipped, *left]
         self.findings += findings
 
@@ -162,7 +168,7 @@ class _Walk:
             return
         if found is not None:
             node.name = name
-            self.reads.append(found)
+            self.reads += closed(found)
 
     def _unique(self, node: ir.Node) -> str:
         """Return the node's name, or one like it where it has none or shares it."""

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnnaudit.findings import finding
+from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
 from rnnaudit.loaders.onnx.bodies import (
     STANDARD,
@@ -30,7 +31,7 @@ from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import for_one, shape_of
 from rnnaudit.loaders.onnx.wiring import Wiring
-from rnnaudit.model import Layer, Reading, Recurrence, Site
+from rnnaudit.model import Layer, Outlets, Reading, Recurrence, Site
 from rnnaudit.results import Finding
 
 LOOPS = frozenset({"Loop", "Scan"})
@@ -416,6 +417,10 @@ class _Walk:
                 reads=tuple(
                     self._reading(s, e.shape) for s, e in zip(sequences, entering, strict=True)
                 ),
+                carries=tuple(
+                    (s.start.name or "", s.final.name or "") for s in states if s.final is not None
+                ),
+                outlets=self._outlets(states, output, sequences, time),
             ),
         )
         units = axis(Atom(f"{self.name}:units", cell.hidden_size))
@@ -437,6 +442,33 @@ class _Walk:
             plain_name(states[0].dtype.name.lower()),
             (self._note(states, sequences), *self._holds(states), *findings),
             frozenset() if last is None else frozenset({last}),
+        )
+
+    def _outlets(
+        self,
+        states: list[Variable],
+        output: Output | None,
+        sequences: list[Source],
+        time: Axis,
+    ) -> Outlets:
+        """Say which values a node in the place of the loop would give, and what forbids one."""
+        finals = [s.final if s.final is not None and _read(s.final) else None for s in states]
+        given = {*finals, None if output is None else output.whole}
+        more = [v.name or "a value" for v in self.loop.node.outputs if _read(v) and v not in given]
+        first, obstacle = sequences[0], ""
+        if len(sequences) > 1 or first.kept or first.time not in {0, 1}:
+            obstacle = "reads more than one sequence [time, batch, features]"
+        elif more:
+            obstacle = f"gives {listed(more)} beside its state"
+        elif output is not None and output.reverse != first.reverse:
+            obstacle = "gives its outputs in another order than it reads"
+        elif not self._full(time):
+            obstacle = "is not known to take one step for every entry of its sequence"
+        return Outlets(
+            "" if output is None else output.whole.name or "",
+            0 if output is None else output.time,
+            tuple("" if final is None else final.name or "" for final in finals),
+            obstacle and f"its {self.loop.node.op_type} {obstacle}",
         )
 
     def _entry_shape(self, source: Source) -> tuple[int, ...]:

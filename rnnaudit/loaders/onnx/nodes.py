@@ -168,7 +168,7 @@ def _not_constant(name: str, value: ir.Value) -> str:
     if producer is None:
         return (
             f"weights {name} are the graph input {value.name!r}: their values are not in the file; "
-            "store them as an initializer"
+            "give them with --weights FILE, or store them as an initializer"
         )
     return (
         f"weights {name} ({value.name!r}) are computed by {producer.op_type}, "

@@ -218,21 +218,31 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
     reads = tuple(
         Reading(e.value.name or "", None, 0 if len(e.shape) > 1 else None) for e in entering
     )
-    return placed(Recurrence(where, 0, cell, state), reads, group[0], (note,))
+    return placed(Recurrence(where, 0, cell, state), reads, group, (note,))
 
 
 def placed(
-    recurrence: Recurrence, reads: tuple[Reading, ...], pair: Pair, findings: tuple[Finding, ...]
+    recurrence: Recurrence,
+    reads: tuple[Reading, ...],
+    pairs: Sequence[Pair],
+    findings: tuple[Finding, ...],
 ) -> Read:
     """Make a layer of a step that no node of the graph stands for."""
-    node, name, cell = pair.after.producer(), recurrence.name, recurrence.cell
+    pair, name, cell = pairs[0], recurrence.name, recurrence.cell
+    node = pair.after.producer()
     if node is None or not reads:
         raise Refused("its steps read nothing")
     node.name = node.name or f"{name}/step"
     time, batch, features = (axis(Atom(f"{name}:{what}")) for what in ("time", "batch", "features"))
     layer = Layer(
         (recurrence,),
-        Site(node=node.name, x=reads[0].value, scope=pair.scope, reads=reads),
+        Site(
+            node=node.name,
+            x=reads[0].value,
+            scope=pair.scope,
+            reads=reads,
+            carries=tuple((p.before.name or "", p.after.name or "") for p in pairs),
+        ),
     )
     x = Layout(ir.Value(name=f"{name}:x"), (time, batch, features))
     units = axis(Atom(f"{name}:units", cell.hidden_size))

@@ -167,7 +167,7 @@ def _read(
         for w, axis in walk.entries.values()
     )
     recurrence = Recurrence(name, 0, cell, state)
-    read = placed(recurrence, reads, Pair(before, after, graph, ""), (note, *findings))
+    read = placed(recurrence, reads, [Pair(before, after, graph, "")], (note, *findings))
     return read, {node for walk in walks for node in walk.nodes}
 
 
