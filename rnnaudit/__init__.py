@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rnnaudit.api import audit, certify, check, load, truncate, verify
+    from rnnaudit.api import audit, certify, check, load, replay, truncate, verify
     from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError, UsageError
     from rnnaudit.results import Report
 
@@ -29,6 +29,7 @@ __all__ = [
     "certify",
     "check",
     "load",
+    "replay",
     "truncate",
     "verify",
 ]

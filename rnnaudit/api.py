@@ -12,7 +12,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rnnaudit import assembly, checking, loaders, proving, trial
+from rnnaudit import assembly, checking, loaders, proving, replaying, trial
 from rnnaudit.data import Data, load_data, of_arrays
 from rnnaudit.errors import UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
@@ -20,7 +20,7 @@ from rnnaudit.loaders.module import made, read_module
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.planning import Wanted, chosen, plans, set_aside
-from rnnaudit.refutation import save_witness
+from rnnaudit.refutation import load_witness, save_witness
 from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Plan, Shape
 from rnnaudit.verification import live
@@ -352,6 +352,24 @@ def check(certificate: str | Path, model: Source) -> Report:
         LoadError: A file cannot be read.
     """
     return checking.check(Path(certificate), _model(model))
+
+
+def replay(model: Source, witness: str | Path) -> Report:
+    """Run a witness that `audit` saved again, in the model's own runtime.
+
+    Args:
+        model: A loaded model, or the path of one.
+        witness: The ``.npz`` file.
+
+    Returns:
+        A report whose ``replay`` holds the distances at each depth, as found and as replayed.
+
+    Raises:
+        LoadError: A file cannot be read, or the witness speaks of another model.
+        UnsupportedModelError: The model does not run on it.
+    """
+    model = _model(model)
+    return assembly.of_replay(model, replaying.replay(model, load_witness(witness)), str(witness))
 
 
 def _examined(

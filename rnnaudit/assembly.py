@@ -23,6 +23,7 @@ from rnnaudit.results import (
     Finding,
     ModelInfo,
     RecurrenceReport,
+    Replay,
     Report,
     Skipped,
     Verdict,
@@ -131,6 +132,31 @@ def of_comparison(
         tool=versions(),
         findings=_failures(judged),
         equivalence=judged,
+    )
+
+
+def of_replay(model: Model, replayed: Replay, path: str) -> Report:
+    """Write down what a witness shows when it runs again; nothing else was audited."""
+    remarks: tuple[Finding, ...] = ()
+    if not replayed.same_weights:
+        remarks = (
+            finding("RA238", replayed.where, "the witness was found in weights that differ"),
+        )
+    return Report(
+        model=_info(model),
+        settings={"eps": replayed.eps, "seed": 0, "witness": path},
+        verdict="undecided",
+        recurrences=(),
+        eps=replayed.eps,
+        norm=replayed.norm,
+        depth=Depth(replayed.eps),
+        table=(),
+        scope=replayed.where,
+        domain=replayed.domain,
+        data="",
+        tool=versions(),
+        findings=remarks,
+        replay=replayed,
     )
 
 

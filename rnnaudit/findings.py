@@ -311,6 +311,18 @@ FINDINGS: tuple[Known, ...] = (
         "mend the finding, or decide again and give the allowance a new date",
     ),
     Known(
+        "RA237",
+        "error",
+        "The witness is missing, damaged, or of another model",
+        "rnnaudit inspect MODEL --witness FILE saves one",
+    ),
+    Known(
+        "RA238",
+        "note",
+        "The witness was found in other weights than these",
+        "it says of this model what its replay shows, and no more",
+    ),
+    Known(
         "RA301",
         "warning",
         "The depth rests on evidence weaker than a proof",

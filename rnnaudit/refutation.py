@@ -1,15 +1,67 @@
-"""A refutation's witness as a file: inputs that anyone can replay."""
+"""A refutation's witness as a file: inputs that anyone can replay, and what they show of what."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from rnnaudit.errors import UsageError
+from rnnaudit.certificates import Domain
+from rnnaudit.errors import LoadError, UsageError
+from rnnaudit.estimators import Refutation, Witness
 from rnnaudit.examine import Examination
+from rnnaudit.model import Readout, Recurrence, Stack, fingerprint
+
+SCHEMA = "rnnaudit.witness/1"
+
+_LARGEST = 1 << 28  # bytes of a file's arrays, unpacked
+_ARRAYS = {"prefix": 2, "inputs": 2, "distances": 1, "low": 1, "high": 1, "eps": 0}
+_TEXTS = ("schema", "where", "fingerprint", "domain", "norm")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A witness, the ε it was found for, and what it was found in.
+
+    Attributes:
+        witness: The inputs, in the order in which the recurrence reads them.
+        eps: The ε that decides what it refutes.
+        where: A recurrence's label, or a stack's name where the stack's own output counts.
+        fingerprint: Of the weights it was found in.
+        domain: The inputs that were searched, in words.
+        low: Smallest value [I] of each input there.
+        high: Largest value [I] of each input there.
+    """
+
+    witness: Witness
+    eps: float
+    where: str
+    fingerprint: str
+    domain: str
+    low: Tensor
+    high: Tensor
+
+
+def weights_fingerprint(part: Recurrence | Stack) -> str:
+    """Hash all that the outputs of a recurrence, or of a stack with its readout, depend on."""
+    if isinstance(part, Recurrence):
+        return fingerprint(part)
+    digest = hashlib.sha256()
+    for recurrence in part.recurrences():
+        digest.update(fingerprint(recurrence).encode())
+    if isinstance(part.readout, Readout):
+        for weight in (part.readout.A, part.readout.b):
+            digest.update(weight.contiguous().numpy().astype("<f8").tobytes())
+    return digest.hexdigest()
 
 
 def save_witness(found: Examination, path: Path) -> str | None:
@@ -21,27 +73,29 @@ def save_witness(found: Examination, path: Path) -> str | None:
     Raises:
         UsageError: The path cannot be written.
     """
-    eps = found.settings.eps
-    searches = [stack.refutation for stack in found.stacks]
-    searches += [each.refutation for each in found.recurrences.values()]
-    witnesses = [search.best(eps) for search in searches if search is not None]
     best = max(
-        (witness for witness in witnesses if witness is not None),
-        key=lambda witness: witness.refuted_below(eps),
+        _witnesses(found),
+        key=lambda stored: stored.witness.refuted_below(stored.eps),
         default=None,
     )
     if best is None:
         return None
+    arrays = {
+        "prefix": best.witness.prefix.numpy(),
+        "inputs": best.witness.inputs.numpy(),
+        "distances": best.witness.distances.numpy(),
+        "low": best.low.numpy(),
+        "high": best.high.numpy(),
+        "eps": np.array(best.eps),
+        "norm": np.array(best.witness.norm),
+        "schema": np.array(SCHEMA),
+        "where": np.array(best.where),
+        "fingerprint": np.array(best.fingerprint),
+        "domain": np.array(best.domain),
+    }
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-            np.savez_compressed(
-                file,
-                prefix=best.prefix.numpy(),
-                inputs=best.inputs.numpy(),
-                distances=best.distances.numpy(),
-                norm=np.array(best.norm),
-                eps=np.array(eps),
-            )
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         Path(file.name).replace(path)
     except OSError as error:
         raise UsageError(
@@ -50,3 +104,89 @@ def save_witness(found: Examination, path: Path) -> str | None:
             id="RA003",
         ) from error
     return os.fspath(path)
+
+
+def _witnesses(found: Examination) -> Iterator[Stored]:
+    """Yield the best witness of each stack's output, then of each recurrence's own."""
+    eps = found.settings.eps
+    parts: list[tuple[Refutation | None, Recurrence | Stack, str, Domain]] = [
+        (each.refutation, each.stack, each.stack.name, domain)
+        for each, domain in zip(found.stacks, found.domains, strict=True)
+    ]
+    parts += [
+        (each.refutation, each.recurrence, label, each.domain)
+        for label, each in found.recurrences.items()
+    ]
+    for search, part, where, domain in parts:
+        witness = None if search is None else search.best(eps)
+        if witness is not None:
+            low, high = domain.box(witness.prefix.shape[1])
+            yield Stored(witness, eps, where, weights_fingerprint(part), domain.name, low, high)
+
+
+def load_witness(path: str | Path) -> Stored:
+    """Read what ``save_witness`` wrote; nothing in the file is executed or trusted.
+
+    Raises:
+        LoadError: It is missing, damaged, or no witness.
+    """
+    path = Path(path)
+    try:
+        found = _arrays(path)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
+        raise _refuse(path, reason or type(error).__name__) from error
+    prefix, inputs, distances = (found[name] for name in ("prefix", "inputs", "distances"))
+    width, norm = prefix.shape[1], str(found["norm"])
+    checks = {
+        f"its schema must be {SCHEMA}": str(found["schema"]) == SCHEMA,
+        "its norm must be max or 2": norm in ("max", "2"),
+        "it must hold a prefix and inputs": min(len(prefix), len(inputs), width) > 0,
+        "its inputs must be as wide as its prefix": inputs.shape[1] == width,
+        "its box must be as wide as its prefix": found["low"].shape == found["high"].shape
+        and found["low"].shape == (width,),
+        "it must hold a distance for each depth": len(distances) == len(inputs) + 1,
+        "its ε must be positive": bool(found["eps"] > 0),
+    }
+    for wanted, holds in checks.items():
+        if not holds:
+            raise _refuse(path, wanted)
+    low, high = torch.from_numpy(found["low"]), torch.from_numpy(found["high"])
+    x = torch.from_numpy(np.concatenate([prefix, inputs]))
+    if not bool(((x >= low) & (x <= high)).all()):
+        raise _refuse(path, "its inputs must lie in its box")
+    witness = Witness(
+        torch.from_numpy(prefix),
+        torch.from_numpy(inputs),
+        torch.from_numpy(distances),
+        "2" if norm == "2" else "max",
+    )
+    where, domain = str(found["where"]), str(found["domain"])
+    return Stored(witness, float(found["eps"]), where, str(found["fingerprint"]), domain, low, high)
+
+
+def _arrays(path: Path) -> Mapping[str, Any]:
+    """Read every array of a witness, small, finite and of the kind that it must be."""
+    with path.open("rb") as file:
+        with zipfile.ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST:
+                raise ValueError("it is too large")
+        file.seek(0)
+        stored = np.load(file, allow_pickle=False)
+        found = {name: stored[name] for name in (*_ARRAYS, *_TEXTS)}
+    for name, axes in _ARRAYS.items():
+        array = found[name]
+        if array.ndim != axes or array.dtype != np.float64 or not np.isfinite(array).all():
+            raise ValueError(f"{name} must be {axes} axes of finite float64 numbers")
+    for name in _TEXTS:
+        if found[name].ndim or found[name].dtype.kind != "U" or found[name].dtype.itemsize > 4096:
+            raise ValueError(f"{name} must be a short text")
+    return found
+
+
+def _refuse(path: Path, reason: str) -> LoadError:
+    return LoadError(
+        f"a witness was wanted, {path} cannot be read as one: {reason}",
+        help="rnnaudit inspect MODEL --witness FILE saves one",
+        id="RA237",
+    )

@@ -272,6 +272,37 @@ class Equivalence:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """A saved witness run again: the distance of the two runs at each depth, then and now.
+
+    ``depths`` ends with the deepest that the witness refutes; where a model gives its last
+    output only, it holds no other. ``same_weights`` says that the model is the one in which
+    the witness was found.
+    """
+
+    where: str
+    eps: float
+    norm: Norm
+    depths: tuple[int, ...]
+    found: tuple[float, ...]
+    replayed: tuple[float, ...]
+    runtime: str
+    domain: str
+    same_weights: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deepest depth is refuted again."""
+        return self.replayed[-1] > self.eps
+
+    @property
+    def refuted_below(self) -> int | None:
+        """The depth below which no k holds, as replayed; None where none is refuted."""
+        wrong = [k for k, gap in zip(self.depths, self.replayed, strict=True) if gap > self.eps]
+        return max(wrong) + 1 if wrong else None
+
+
+@dataclass(frozen=True, slots=True)
 class Truncation:
     """One recurrence cut to ``depth`` steps, with the evidence that chose it."""
 
@@ -371,6 +402,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     equivalence: Equivalence | None = None
     export: Export | None = None
+    replay: Replay | None = None
     gate: Gate | None = None
     proof_file: ProofFile | None = None
 

@@ -76,7 +76,9 @@ def test_a_seed_that_no_generator_takes_is_refused(model, seed):
 
 
 def test_no_depth_is_planned_below_what_float64_tells_apart(model, tmp_path):
-    with pytest.raises(UnsupportedModelError, match="ε / 2 is below what float64 tells of it on synthetic"):
+    with pytest.raises(
+        UnsupportedModelError, match="ε / 2 is below what float64 tells of it on synthetic"
+    ):
         rnnaudit.truncate(model, tmp_path / "out.onnx", eps=1e-301)
 
 

@@ -25,7 +25,7 @@ FLOORS = {
             ("truncation", "observe", "evidence"),
             ("export", "examine"),
             ("planning", "refutation", "proving"),
-            ("assembly", "trial"),
+            ("assembly", "trial", "replaying"),
             ("api",),
             ("sweep", "integrations"),
             ("cli",),
@@ -148,7 +148,7 @@ def test_what_must_start_fast_imports_nothing_slow(module):
 
 def test_the_public_names_are_there_and_typed():
     assert (PACKAGE / "py.typed").exists()
-    for public in ("load", "audit", "truncate", "verify", "certify", "check"):
+    for public in ("load", "audit", "truncate", "verify", "replay", "certify", "check"):
         assert callable(getattr(rnnaudit, public))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = rnnaudit.nothing

@@ -55,7 +55,9 @@ def test_a_refusal_says_what_was_wanted_and_what_stands_against_it(tmp_path):
     with pytest.raises(UnsupportedModelError, match="no proof of a depth of at most 9") as refused:
         plans(found, Wanted(1e-3, 9, "proved"))
     assert refused.value.id == "RA302"
-    with pytest.raises(UnsupportedModelError, match=r"got none: rnn\[0\]: it (needs|remembers longer)"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"got none: rnn\[0\]: it (needs|remembers longer)"
+    ):
         plans(found, Wanted(1e-3, 1, "measured"))
 
 

@@ -275,6 +275,12 @@ Witness = Annotated[
         rich_help_panel=_OUT,
     ),
 ]
+Replayed = Annotated[
+    str | None,
+    typer.Option(
+        "--witness", metavar="FILE", help="Replay this witness in ORIGINAL, without a CANDIDATE."
+    ),
+]
 Confidence = Annotated[
     float,
     typer.Option(

@@ -13,13 +13,16 @@ EXAMPLES = """Examples:
 
   rnnaudit verify model.pt model.truncated.onnx --seed 1 -o verdict.txt
 
-  rnnaudit verify model.onnx small.onnx --data sequences.npz --format json"""
+  rnnaudit verify model.onnx small.onnx --data sequences.npz --format json
+
+  rnnaudit verify model.pt --witness remembered.npz"""
 
 
 def verify(  # noqa: PLR0917 (each parameter is an option)
     context: typer.Context,
     original: options.Original,
     candidate: options.Candidate = None,
+    witness: options.Replayed = None,
     eps: options.Eps = 1e-3,
     data: options.Data = None,
     trust_pickle: options.TrustPickle = False,
@@ -36,7 +39,13 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
 
     Both run on normal and saturating inputs, and on yours, at several lengths and batch
     sizes. Exits with 1 where any output differs by more than ε, or is NaN.
+
+    With --witness, run a counterexample that inspect saved again in ORIGINAL's own runtime:
+    exits with 1 where it no longer refutes the depth that it did.
     """
+    if witness is not None:
+        _replay(original, candidate, witness, trust_pickle, form, output_file, quiet, verbose)
+        return
     original, candidate = _both(context, original, candidate)
     with output.refusals(form, original):
         output.check_writable(output_file, original, candidate, data)
@@ -55,6 +64,31 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
             )
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)
     if report.equivalence is not None and not report.equivalence.passed:
+        raise typer.Exit(1)
+
+
+def _replay(  # noqa: PLR0917 (what the command was called with)
+    original: str,
+    candidate: str | None,
+    witness: str,
+    trust_pickle: bool,
+    form: options.Format,
+    output_file: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    if candidate is not None:
+        raise UsageError(
+            f"--witness is replayed in one model, got {original} and {candidate}", help="name one"
+        )
+    with output.refusals(form, original):
+        output.check_writable(output_file, original, witness)
+        from rnnaudit import api
+
+        model = inputs.model(original, factory=None, trust_pickle=trust_pickle)
+        report = api.replay(model, witness)
+        output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)
+    if report.replay is None or not report.replay.passed:
         raise typer.Exit(1)
 
 

@@ -24,6 +24,7 @@ from rnnaudit.results import (
     Outcome,
     RecurrenceReport,
     Refusal,
+    Replay,
     Report,
 )
 from rnnaudit.versions import versions
@@ -85,6 +86,8 @@ def as_dict(report: Report) -> dict[str, Any]:
     }
     if report.equivalence is not None:
         found["equivalence"] = asdict(report.equivalence)
+    if report.replay is not None:
+        found["replay"] = _replay(report.replay)
     if report.export is not None:
         found["export"] = _export(report.export)
     if report.proof_file is not None:
@@ -160,6 +163,14 @@ def _recurrence(recurrence: RecurrenceReport, eps: float) -> dict[str, Any]:
         "curve": [asdict(point) for point in recurrence.curve],
         "skipped": [asdict(s) for s in recurrence.skipped],
         **({"pictures": asdict(recurrence.pictures)} if recurrence.pictures else {}),
+    }
+
+
+def _replay(replay: Replay) -> dict[str, Any]:
+    return {
+        **asdict(replay),
+        "passed": replay.passed,
+        "refuted_below": replay.refuted_below,
     }
 
 

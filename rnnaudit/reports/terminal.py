@@ -22,6 +22,7 @@ from rnnaudit.results import (
     Export,
     MeasuredDepth,
     RecurrenceReport,
+    Replay,
     Report,
 )
 
@@ -38,6 +39,8 @@ VERDICTS = {
     "STABLE": "bold green",
     "UNSTABLE": "bold red",
     "UNDECIDED": "bold yellow",
+    "REPLAYS": "bold green",
+    "FAILS": "bold red",
     "PASS": "bold green",
     "FAIL": "bold red",
 }
@@ -87,6 +90,8 @@ class TerminalRenderer:
         yield from _next(report, self.width)
         if report.equivalence is not None:
             yield from _comparison(report.equivalence, self.width)
+        if report.replay is not None:
+            yield from _replay(report.replay, self.width)
         if report.export is not None:
             yield Text()
             yield from _written(report.export, self.width)
@@ -100,7 +105,7 @@ def _head(report: Report, width: int) -> Iterator[Text]:
         Text(numbers.clean(PurePath(report.model.path).name), "bold"),
         numbers.clean(report.model.format),
     ]
-    if report.recurrences or report.equivalence is None:
+    if report.recurrences or (report.equivalence is None and report.replay is None):
         facts.append(numbers.counted(len(report.recurrences), "recurrence"))
     skipped = len(report.skipped) + sum(len(r.skipped) for r in report.recurrences)
     if skipped:
@@ -381,7 +386,10 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
 
 
 def _verdict(report: Report, width: int) -> Iterator[Text]:
-    if report.equivalence is not None:
+    if report.replay is not None:
+        settled = wording.replayed(report.replay)
+        label = "witness"
+    elif report.equivalence is not None:
         settled = wording.judgement(report.equivalence)
         label = "verify"
     else:
@@ -439,6 +447,28 @@ def _cuts(report: Report, export: Export, width: int) -> Iterator[Text]:
             evidence = wording.EVIDENCE[truncation.evidence]
             title.append(Text(f"k = {truncation.depth}{time} {evidence}", style))
         yield from hang("", flow(title, width - 2, "  "), indent=2, column=2)
+
+
+def _replay(replay: Replay, width: int) -> Iterator[Text]:
+    """Show the distances at a thinning set of depths, as found and as replayed."""
+    count = len(replay.depths)
+    shown = sorted({min(count, 1 << i) - 1 for i in range(count.bit_length() + 1)} | {count - 1})
+    rows: list[list[Piece]] = [
+        [
+            str(replay.depths[i]),
+            numbers.near(replay.found[i]),
+            Text(
+                numbers.near(replay.replayed[i]),
+                REFUTED if replay.replayed[i] > replay.eps else LABEL,
+            ),
+        ]
+        for i in shown
+    ]
+    yield Text()
+    columns = [Column("depth"), Column("found"), Column("replayed")]
+    yield from table(columns, rows, indent=2, width=width)
+    facts: list[Piece] = [f"output of {_plain(replay.where)}", f"inputs {_plain(replay.domain)}"]
+    yield from _labelled("of", facts, width)
 
 
 def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:

@@ -20,6 +20,7 @@ from rnnaudit.results import (
     Outcome,
     RecurrenceReport,
     Refusal,
+    Replay,
     Report,
 )
 
@@ -258,6 +259,25 @@ def grouped(findings: Sequence[Finding]) -> tuple[Group, ...]:
     return tuple(
         Group(same[0], tuple(f.where for f in same if f.where))
         for same in sorted(groups.values(), key=lambda same: order.index(same[0].severity))
+    )
+
+
+def replayed(replay: Replay) -> Settled:
+    """Say whether a witness refutes again what it refuted, where, and by how much."""
+    eps, k = f"ε = {numbers.epsilon(replay.eps)}", replay.depths[-1]
+    gap = numbers.down(replay.replayed[-1])
+    if replay.passed:
+        return Settled(
+            "REPLAYS",
+            f" in {numbers.clean(replay.runtime)}: after {k} shared inputs the outputs still "
+            f"differ by {gap}, more than {eps}, so that no depth up to {k} holds",
+        )
+    less = replay.refuted_below
+    only = "it refutes no depth" if less is None else f"it refutes k < {less} only"
+    return Settled(
+        "FAILS",
+        f" in {numbers.clean(replay.runtime)}: after {k} shared inputs the outputs differ by "
+        f"{numbers.up(replay.replayed[-1])}, no more than {eps}; {only}",
     )
 
 

@@ -1,0 +1,217 @@
+"""A saved witness replays in the model's own runtime, or is refused in one line."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rnnaudit
+from rnnaudit import refutation
+from rnnaudit.cli import app
+from rnnaudit.errors import LoadError
+from rnnaudit.reports import JsonRenderer, TerminalRenderer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LATCH = Path(__file__).parents[1] / "sample_models" / "latch.onnx"
+STEPS, PREFIX = 40, 6
+
+
+def state(module):
+    return {f"rnn.{name}": value for name, value in module.state_dict().items()}
+
+
+def latch(weight=5.0):
+    """Return h' = tanh(5h + 5x): set by one input, held for ever."""
+    module = torch.nn.RNN(1, 1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(0.0 if parameter.ndim == 1 else weight)
+    return module
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "latch.pt"
+    torch.save(state(latch()), path)
+    return path
+
+
+def arrays(model, **changed):
+    """Return what a witness of the latch holds: x = 1, then x = 0."""
+    (r,) = rnnaudit.load(model).recurrences()
+    h, gap = 0.0, []
+    for t in range(PREFIX + STEPS + 1):
+        gap += [h] if t >= PREFIX else []
+        h = np.tanh(5 * h + (5.0 if t < PREFIX else 0.0))
+    return {
+        "prefix": np.ones((PREFIX, 1)),
+        "inputs": np.zeros((STEPS, 1)),
+        "distances": np.array(gap),
+        "low": -np.ones(1),
+        "high": np.ones(1),
+        "eps": np.array(1e-3),
+        "norm": np.array("max"),
+        "schema": np.array(refutation.SCHEMA),
+        "where": np.array(r.label),
+        "fingerprint": np.array(refutation.weights_fingerprint(r)),
+        "domain": np.array("|x| ≤ 1"),
+    } | changed
+
+
+def saved(path, found):
+    np.savez(path, **found)
+    return path
+
+
+def test_a_witness_replays_to_the_closed_form_at_every_depth(model, tmp_path):
+    path = saved(tmp_path / "w.npz", arrays(model))
+    replayed = rnnaudit.replay(model, path).replay
+    assert replayed.passed
+    assert replayed.same_weights
+    assert replayed.runtime == "PyTorch's own modules in float64"
+    assert replayed.depths == tuple(range(1, STEPS + 1))
+    assert replayed.replayed == pytest.approx(replayed.found, abs=1e-12)
+    assert replayed.refuted_below == STEPS + 1
+
+
+def test_what_an_audit_saves_replays_in_the_graph_itself(tmp_path, capsys):
+    path = tmp_path / "w.npz"
+    report = rnnaudit.audit(LATCH, witness=path)
+    assert report.settings["witness"] == str(path)
+    replayed = rnnaudit.replay(LATCH, path).replay
+    assert replayed.runtime == "the model in ONNX Runtime"
+    assert replayed.refuted_below == report.depth.refuted_below == 257
+    assert replayed.replayed == pytest.approx(replayed.found, abs=1e-5)
+    assert app.main(["verify", str(LATCH), "--witness", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "witness: REPLAYS in the model in ONNX Runtime: after 256 shared inputs" in out
+    assert err == ""
+
+
+def test_a_model_that_forgets_does_not_replay_it_and_exits_with_1(model, tmp_path, capsys):
+    path = saved(tmp_path / "w.npz", arrays(model))
+    torch.save(state(latch(0.5)), model)
+    report = rnnaudit.replay(model, path)
+    # h' = tanh(h/2): the gap at least halves with each step.
+    assert not report.replay.passed
+    assert report.replay.refuted_below < 12
+    assert [f.id for f in report.findings] == ["RA238"]
+    text = TerminalRenderer().render(report)
+    assert "FAILS in PyTorch's own modules in float64: after 40 shared inputs" in text
+    assert f"it refutes k < {report.replay.refuted_below} only" in " ".join(text.split())
+    assert app.main(["verify", str(model), "--witness", str(path), "--format", "json"]) == 1
+    assert '"passed": false' in capsys.readouterr().out
+
+
+def test_a_replay_validates_against_the_schema(model, tmp_path):
+    import json
+
+    import jsonschema
+
+    from rnnaudit.reports.json import schema
+
+    report = rnnaudit.replay(model, saved(tmp_path / "w.npz", arrays(model)))
+    jsonschema.validate(json.loads(JsonRenderer().render(report)), schema())
+
+
+def test_a_cell_that_torch_lacks_replays_in_onnx_runtime(tmp_path):
+    from rnnaudit.export import build, write
+    from rnnaudit.model import Activation, ElmanCell, InitialState, Layer, Recurrence, Stack
+
+    five = torch.full((1, 1), 5.0, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64)
+    cell = ElmanCell(five, five, zero, Activation("softsign"))
+    stack = Stack("s", (Layer((Recurrence("s", 0, cell, InitialState(zero)),)),))
+    path = tmp_path / "softsign.onnx"
+    write(build(stack), path)
+    found = arrays_of(rnnaudit.load(path))
+    replayed = rnnaudit.replay(path, saved(tmp_path / "w.npz", found)).replay
+    assert replayed.passed
+    assert replayed.replayed[-1] == pytest.approx(0.8, abs=1e-5)  # h = 5h/(1 + 5h)
+
+
+def arrays_of(model):
+    (stack,) = model.stacks
+    return {
+        "prefix": np.ones((PREFIX, 1)),
+        "inputs": np.zeros((STEPS, 1)),
+        "distances": np.full(STEPS + 1, 0.8),
+        "low": -np.ones(1),
+        "high": np.ones(1),
+        "eps": np.array(1e-3),
+        "norm": np.array("max"),
+        "schema": np.array(refutation.SCHEMA),
+        "where": np.array(stack.name),
+        "fingerprint": np.array(refutation.weights_fingerprint(stack)),
+        "domain": np.array("|x| ≤ 1"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"schema": np.array("other/1")}, "its schema must be rnnaudit.witness/1"),
+        ({"prefix": np.ones((6, 1), np.float32)}, "prefix must be 2 axes of finite float64"),
+        ({"prefix": np.ones(6)}, "prefix must be 2 axes of finite float64"),
+        ({"prefix": np.full((6, 1), np.nan)}, "prefix must be 2 axes of finite float64"),
+        ({"inputs": np.zeros((40, 2))}, "its inputs must be as wide as its prefix"),
+        ({"distances": np.zeros(3)}, "it must hold a distance for each depth"),
+        ({"inputs": np.zeros((0, 1)), "distances": np.zeros(1)}, "a prefix and inputs"),
+        ({"inputs": np.full((40, 1), 2.0)}, "its inputs must lie in its box"),
+        ({"eps": np.array(-1.0)}, "its ε must be positive"),
+        ({"norm": np.array("1")}, "its norm must be max or 2"),
+        ({"where": np.array(3.0)}, "where must be a short text"),
+        ({"where": np.array("x" * 5000)}, "where must be a short text"),
+        ({"where": np.array(["a"])}, "where must be a short text"),
+    ],
+)
+def test_what_is_no_witness_is_refused_by_its_fault(model, tmp_path, changed, words):
+    path = saved(tmp_path / "w.npz", arrays(model, **changed))
+    with pytest.raises(LoadError, match=words) as refused:
+        rnnaudit.replay(model, path)
+    assert refused.value.id == "RA237"
+
+
+def test_hostile_files_are_refused(model, tmp_path):
+    pickled = tmp_path / "p.npz"
+    np.savez(pickled, **arrays(model, where=np.array([print], dtype=object)))
+    bomb = tmp_path / "b.npz"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("prefix.npy", b"\0" * (refutation._LARGEST + 1))
+    missing, text = tmp_path / "none.npz", tmp_path / "t.npz"
+    text.write_text("no zip")
+    wanted = {pickled: "Object arrays", bomb: "too large", missing: "No such file", text: "zip"}
+    for path, words in wanted.items():
+        with pytest.raises(LoadError, match=words):
+            rnnaudit.replay(model, path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"where": np.array("other")}, r"must be one of .*got one of 'other'"),
+        ({"distances": np.zeros(41)}, "refutes a depth of at least 1"),
+        (
+            {
+                "prefix": np.ones((6, 2)),
+                "inputs": np.zeros((40, 2)),
+                "low": -np.ones(2),
+                "high": np.ones(2),
+            },
+            "1 features per step for rnn\\[0\\], got 2",
+        ),
+    ],
+)
+def test_a_witness_of_something_else_is_refused(model, tmp_path, changed, words):
+    with pytest.raises(LoadError, match=words):
+        rnnaudit.replay(model, saved(tmp_path / "w.npz", arrays(model, **changed)))
+
+
+def test_a_witness_and_a_candidate_are_one_too_many(capsys):
+    assert app.main(["verify", "a.pt", "b.onnx", "--witness", "w.npz"]) == 2
+    assert "--witness is replayed in one model, got a.pt and b.onnx" in capsys.readouterr().err
