@@ -1,6 +1,6 @@
 """The inputs that two models are run on: lengths × batch sizes × sources, seeded.
 
-Lengths are those where a truncated model can go wrong: 1, k − 1, k, k + 1 and 4k.
+Lengths are those where a truncated model can go wrong: 1, k − 1, k, k + 1, 4k and 1000.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ WITHOUT_DEPTH = (1, 2, 7, 64, 256)
 LONG = (1024, 4096, 16384)
 """Lengths tried as well where steps of the input are not steps of the recurrence."""
 
+FAR = 1000
+"""Steps after which a state that drifts has gone somewhere, whatever the depth."""
+
 WHOLE_SEQUENCES = 8
 """How many of the user's sequences are also run in full length."""
 
@@ -64,7 +67,7 @@ def lengths(
     for k in {min(depths), max(depths)} if depths else ():
         wanted |= {k - 1, k, k + 1}
     if depths:
-        wanted.add(4 * max(depths))
+        wanted |= {4 * max(depths), FAR}
         for block in set(blocks) - {1}:  # one block, and a step or more beyond
             wanted |= {max(depths) - 1 + block, max(depths) + block, max(depths) + 3 * block}
     return tuple(sorted(t for t in wanted if t >= 1))
