@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rnnaudit.api import audit, certify, check, load, replay, truncate, verify
+    from rnnaudit.api import audit, certify, check, load, replay, truncate, truncate_module, verify
     from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError, UsageError
     from rnnaudit.results import Report
 
@@ -31,6 +31,7 @@ __all__ = [
     "load",
     "replay",
     "truncate",
+    "truncate_module",
     "verify",
 ]
 

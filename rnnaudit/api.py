@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rnnaudit import assembly, checking, loaders, proving, replaying, trial
+from rnnaudit import assembly, checking, loaders, proving, replaying, swap, trial
 from rnnaudit.data import Data, load_data, of_arrays
-from rnnaudit.errors import UsageError
+from rnnaudit.effects import Effects
+from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
 from rnnaudit.loaders.module import made, read_module
 from rnnaudit.model import Model
-from rnnaudit.observe import observe
+from rnnaudit.observe import observe, observe_rows
 from rnnaudit.planning import Wanted, chosen, plans, set_aside
 from rnnaudit.refutation import load_witness, save_witness
 from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
-from rnnaudit.truncation import FormName, Plan, Shape
+from rnnaudit.truncation import FormName, Shape
 from rnnaudit.verification import live
 from rnnaudit.verification import verify as compare
 
@@ -31,11 +32,15 @@ Source = Model | str | Path | nn.Module
 Sequences = Data | str | Path | NDArray[Any] | Tensor | list[Any] | Mapping[str, Any]
 """Where sequences come from: a path, or arrays [T, F] or [N, T, F], also by graph input."""
 
+Calls = tuple[Any, ...] | list[tuple[Any, ...]]
+"""What a live module is called with: the arguments of one call, or of several."""
+
 
 def load(
     source: str | Path | nn.Module,
     *,
     trust_pickle: bool = False,
+    weights: str | Path | None = None,
 ) -> Model:
     """Read a PyTorch or ONNX file, executing nothing in it, or the recurrences of a live module.
 
@@ -43,6 +48,8 @@ def load(
         source: A path; or a module, which is run once, in eval mode, to see whether it does
             more than its recurrence.
         trust_pickle: Unpickle a PyTorch file that needs code, which runs whatever it says.
+        weights: A .npz or .safetensors file of the values that an ONNX graph takes as inputs,
+            by their names.
 
     Raises:
         LoadError: The file is missing, damaged, or of a kind that is not read.
@@ -50,7 +57,7 @@ def load(
     """
     if isinstance(source, nn.Module):
         return live.confirmed(read_module(source), source)
-    return loaders.load(source, trust_pickle=trust_pickle)
+    return loaders.load(source, trust_pickle=trust_pickle, weights=weights)
 
 
 def build(factory: str, weights: str | Path | None = None) -> Model:
@@ -128,6 +135,29 @@ def audit(
     return assembly.of_audit(found, data=data, layer=layer, witness=saved)
 
 
+@overload
+def truncate(
+    model: nn.Module,
+    output: None = None,
+    *,
+    eps: float = 1e-3,
+    depth: int | None = None,
+    evidence: Literal["proved", "measured"] | None = None,
+    max_depth: int = MAX_DEPTH,
+    data: Sequences | Calls | None = None,
+    input_range: tuple[float, float] | None = None,
+    layer: str | None = None,
+    form: Literal["auto", "window", "chunk"] = "auto",
+    steps: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    exceed: float | None = None,
+    time_budget: float | None = None,
+    progress: Progress | None = None,
+) -> nn.Module: ...
+
+
+@overload
 def truncate(
     model: Source,
     output: str | Path,
@@ -150,8 +180,16 @@ def truncate(
     exceed: float | None = None,
     time_budget: float | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> Report: ...
+
+
+def truncate(
+    model: Source, output: str | Path | None = None, **settings: Any
+) -> Report | nn.Module:
     """Write the feed-forward ONNX model that replaces the recurrence, and verify it.
+
+    Without an output, return a live module's truncated copy: see `truncate_module`, which
+    also returns the report.
 
     The depth rests on the strongest evidence that gives one within ``max_depth``: a proof,
     your data, synthetic inputs. A measured depth is taken at ε/2, so that inputs a little
@@ -160,34 +198,36 @@ def truncate(
     ``depth`` was given.
 
     Args:
-        model: A loaded model, or the path of one.
+        model: A loaded model, a live module, or the path of a model.
         output: Where the ONNX model goes; written whole or not at all.
-        eps: Accuracy ε that the output keeps.
-        depth: Cut every recurrence to this depth, whatever the evidence.
-        evidence: ``proved`` refuses anything weaker; ``measured`` passes proofs over.
-        max_depth: Largest depth that is taken.
-        data: As in `audit`; verification runs on them too.
-        input_range: As in `audit`.
-        layer: Cut only layers with a recurrence whose label contains this.
-        form: How the depth is written: ``window`` runs k layers over the whole sequence,
-            ``chunk`` blocks of steps side by side, each warmed up by k − 1 steps, ``last``
-            the last steps only, where the graph reads no other outputs. ``auto`` takes what
-            costs least; the report says which and why.
-        keep_ops: Let chunk and last run ONNX's own LSTM, GRU and RNN operators.
-        steps: Length of the sequences that the model will run on; without, that of the data.
-        streaming: Write a model that takes a block of new steps per call and keeps the inputs
-            before them in a buffer, which comes in and goes out.
-        guard: Add an output that tells how far the results at depth k are from those at depth
-            ⌈k/2⌉ on the inputs of each run.
-        opset: Opset of the written model, 11 to 24; without, the source's, or 17.
-        seed: As in `audit`.
-        confidence: As in `audit`.
-        exceed: As in `audit`; sequences that were set aside are left out of the verification.
-        time_budget: As in `audit`.
-        progress: As in `audit`.
+        settings: Of the model that is written:
+
+            eps: Accuracy ε that the output keeps.
+            depth: Cut every recurrence to this depth, whatever the evidence.
+            evidence: ``proved`` refuses anything weaker; ``measured`` passes proofs over.
+            max_depth: Largest depth that is taken.
+            data: As in `audit`; verification runs on them too.
+            input_range: As in `audit`.
+            layer: Cut only layers with a recurrence whose label contains this.
+            form: How the depth is written: ``window`` runs k layers over the whole sequence,
+                ``chunk`` blocks of steps side by side, each warmed up by k − 1 steps, ``last``
+                the last steps only, where the graph reads no other outputs. ``auto`` takes what
+                costs least; the report says which and why.
+            keep_ops: Let chunk and last run ONNX's own LSTM, GRU and RNN operators.
+            steps: Length of the sequences that the model will run on; without, that of the data.
+            streaming: Write a model that takes a block of new steps per call and keeps the inputs
+                before them in a buffer, which comes in and goes out.
+            guard: Add an output that tells how far the results at depth k are from those at depth
+                ⌈k/2⌉ on the inputs of each run.
+            opset: Opset of the written model, 11 to 24; without, the source's, or 17.
+            seed: As in `audit`.
+            confidence: As in `audit`.
+            exceed: As in `audit`; sequences that were set aside are left out of the verification.
+            time_budget: As in `audit`.
+            progress: As in `audit`.
 
     Returns:
-        The audit's report with ``export`` and ``equivalence``.
+        The audit's report with ``export`` and ``equivalence``; without an output, the module.
 
     Raises:
         UsageError: An argument makes no sense.
@@ -195,6 +235,131 @@ def truncate(
         UnsupportedModelError: No depth has the evidence asked for, or the model holds
             something that cannot be truncated.
     """
+    if output is not None:
+        return _truncated_file(model, output, **settings)
+    if isinstance(model, nn.Module):
+        return truncate_module(model, **settings)[0]
+    raise UsageError(
+        f"an output must be named where the model is a {type(model).__name__}, got none",
+        help="only a live nn.Module is truncated in memory",
+    )
+
+
+def truncate_module(
+    module: nn.Module,
+    *,
+    eps: float = 1e-3,
+    depth: int | None = None,
+    evidence: Literal["proved", "measured"] | None = None,
+    max_depth: int = MAX_DEPTH,
+    data: Sequences | Calls | None = None,
+    input_range: tuple[float, float] | None = None,
+    layer: str | None = None,
+    form: Literal["auto", "window", "chunk"] = "auto",
+    steps: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    exceed: float | None = None,
+    time_budget: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[nn.Module, Report]:
+    """Replace every nn.RNN, nn.GRU and nn.LSTM inside a module by one that sees k inputs.
+
+    The copy takes the same inputs and gives the same outputs and state_dict keys; gradients
+    flow, and `torch.export` and `torch.compile` take any length of time. Depths rest on the
+    strongest evidence, as in `truncate`; where the rest of the module amplifies errors so that
+    its own outputs err by more than ε on the data, they are raised.
+
+    Args:
+        module: The module; it is not changed.
+        eps: Accuracy ε that the outputs keep, those of the whole module on the data.
+        depth: Cut every recurrence to this depth, whatever the evidence.
+        evidence: As in `truncate`.
+        max_depth: Largest depth that is taken.
+        data: Sequences as in `audit`, those of one length given to the module as one batch;
+            or what it is called with: the tuple of arguments of one call, or a list of such.
+            Without, each recurrence is measured and compared on synthetic inputs of its own.
+        input_range: Bounds of what the recurrences read that proofs assume; without, the box of
+            what they read on the data, or |x| ≤ 1.
+        layer: Cut only layers with a recurrence whose label contains this.
+        form: ``window``: k layers over all steps at once; ``chunk``, which is also ``auto``:
+            blocks of steps side by side in the batch, each warmed up by k − 1 steps, in
+            PyTorch's own fused kernel, or without recurrent operators in a graph.
+        steps: Length of the sequences that the module will run on; without, that of the data.
+        seed: As in `audit`.
+        confidence: As in `audit`.
+        exceed: As in `audit`.
+        time_budget: As in `audit`.
+        progress: As in `audit`.
+
+    Returns:
+        The truncated copy, and the audit's report with ``equivalence``.
+
+    Raises:
+        UsageError: An argument makes no sense.
+        LoadError: The module does not run on the data.
+        UnsupportedModelError: It holds no recurrence with a depth on the evidence asked for, or
+            no depth tried keeps ε.
+    """
+    settings = Settings(
+        eps=eps,
+        confidence=confidence,
+        exceed=exceed,
+        seed=seed,
+        time_budget=time_budget,
+        input_range=input_range,
+    )
+    _check_counts(depth=depth, max_depth=max_depth, steps=steps)
+    model = _only(load(module), layer)
+    calls = _calls(module, data)
+    if calls:
+        read = swap.read_by(module, model, calls)
+        described = f"{len(calls)} call{'s' if len(calls) > 1 else ''} of the module"
+        seen = observe_rows(model, read, described, seed=seed, input_range=input_range)
+    else:
+        seen = observe(model, None, seed=seed, input_range=input_range)
+    found = examine(model, seen, settings, progress=progress)
+    wanted = Wanted(eps, max_depth, evidence, layer or "", swap.obstacles(model))
+    order, kept = swap.candidates(found, wanted, depth)
+    shape = Shape(form, keep_ops=form != "window", steps=steps)
+    done = swap.first_to_pass(module, found, order, calls, shape=shape, progress=progress)
+    audited = assembly.of_audit(found, data=None, layer=layer)
+    report = assembly.of_truncation(audited, done.plan, kept=kept, judged=done.judged, written=None)
+    if depth is None and not done.judged.passed:
+        raise UnsupportedModelError(
+            f"the truncated module must agree within ε = {eps:g}, got an error of "
+            f"{done.judged.required_eps or done.judged.reason} at depth "
+            f"{max(done.plan.depths.values())}",
+            help="raise eps, or choose with depth",
+            id="RA303",
+        )
+    return done.module, report
+
+
+def _truncated_file(
+    model: Source,
+    output: str | Path,
+    *,
+    eps: float = 1e-3,
+    depth: int | None = None,
+    evidence: Literal["proved", "measured"] | None = None,
+    max_depth: int = MAX_DEPTH,
+    data: Sequences | None = None,
+    input_range: tuple[float, float] | None = None,
+    layer: str | None = None,
+    form: FormName | Literal["auto"] = "auto",
+    keep_ops: bool = False,
+    steps: int | None = None,
+    streaming: bool = False,
+    guard: bool = False,
+    opset: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    exceed: float | None = None,
+    time_budget: float | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Write the model: see `truncate`."""
     from rnnaudit import export
 
     settings = Settings(
@@ -218,25 +383,19 @@ def truncate(
     found = _examined(model, data, settings, progress)
     obstacles = export.obstacles(model, streaming=streaming)
     wanted = Wanted(eps, max_depth, evidence, layer or "", obstacles)
-    kept: tuple[Skipped, ...] = ()
-    aside: tuple[int, ...] = ()
-    if depth is not None:
-        candidates: Iterator[Plan] = iter([chosen(found, depth, wanted)])
-        kept = tuple(each for stack in found.stacks for each in wanted.stays(stack))
-    else:
-        candidates, kept = plans(found, wanted)
-        aside = set_aside(found, wanted)
+    shape = Shape(form, keep_ops, steps, opset, guard, streaming)
+    aside = set_aside(found, wanted) if depth is None else ()
+    served = None if data is None else data.without(aside)
     written: Export | None = None
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         file = Path(folder) / "candidate.onnx"
-        shape = Shape(form, keep_ops, steps, opset, guard, streaming)
+        if depth is None:
+            candidates, kept = plans(found, wanted, Effects(found, file, shape, served))
+        else:
+            candidates = iter([chosen(found, depth, wanted)])
+            kept = tuple(each for stack in found.stacks for each in wanted.stays(stack))
         tried = trial.first_to_pass(
-            found,
-            candidates,
-            file,
-            shape=shape,
-            data=None if data is None else data.without(aside),
-            progress=progress,
+            found, candidates, file, shape=shape, data=served, progress=progress
         )
         if tried.judged.passed or depth is not None:
             export.write(tried.graph, output)
@@ -399,6 +558,15 @@ def _data(source: Sequences | None) -> Data | None:
     if isinstance(source, (str, Path)):
         return load_data(str(source))
     return of_arrays(source)
+
+
+def _calls(module: nn.Module, data: Sequences | Calls | None) -> list[tuple[Any, ...]]:
+    if isinstance(data, tuple):
+        return [data]
+    if isinstance(data, list) and data and all(isinstance(call, tuple) for call in data):
+        return data
+    sequences = _data(data)
+    return [] if sequences is None else swap.calls_of(module, sequences)
 
 
 def _only(model: Model, layer: str | None) -> Model:

@@ -526,10 +526,10 @@ class Model:
     """What a loader read: stacks, the source graph where there is one, and what was left out.
 
     ``whole`` says that the one stack with its readout is the model from its input to its
-    output, so that an error of the stack is an error end to end. ``inlined`` and ``completed``
-    say that the graph has functions written out, or weights that the file takes as inputs. ``source`` holds the live
-    modules that stacks were read from, and ``twins`` the layers of their copies in other
-    branches of the graph, both by the stack's name.
+    output, so that an error of the stack is an error end to end. ``inlined`` says that the
+    graph has functions written out, ``completed`` that it stores weights which the file takes
+    as inputs. ``source`` holds the live modules that stacks were read from, and ``twins`` the
+    layers of their copies in other branches of the graph, both by the stack's name.
     """
 
     path: Path

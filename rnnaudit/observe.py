@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -70,6 +69,12 @@ class Observation:
     description: str
     findings: tuple[Finding, ...] = ()
 
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """The longest sequence that each recurrence was seen to read, by its label."""
+        seen = self.recurrences.items()
+        return {label: max(x.shape[1] for x in groups) for label, groups in seen if groups}
+
 
 def observe(
     model: Model,
@@ -91,14 +96,67 @@ def observe(
         )
     else:
         given, findings = _given(model, data)
-    stacks, made_up = [], []
-    for i, stack in enumerate(model.stacks):
-        made_up.append(i not in given or data is None)
-        stacks.append(
-            given[i]
-            if i in given
-            else _Rows.single(_made_up(stack, sequences, length, seed + i, input_range))
-        )
+    made_up = tuple(i not in given or data is None for i in range(len(model.stacks)))
+    rows = _filled_up(
+        model, given, seed, input_range=input_range, sequences=sequences, length=length
+    )
+    described = _description(data if given else None, rows, made_up)
+    return _observation(model, rows, made_up, described, findings)
+
+
+def observe_rows(
+    model: Model,
+    read: Mapping[str, Sequence[tuple[Owner, Tensor]]],
+    description: str,
+    *,
+    seed: int,
+    input_range: tuple[float, float] | None = None,
+) -> Observation:
+    """Take what stacks of a live module were seen to read, and synthetic inputs for the others.
+
+    Args:
+        model: The model.
+        read: By the stack's name, rows [T, I] in float64, each with the sequence it belongs to.
+        description: What a report says of these inputs.
+        seed: Of the synthetic inputs.
+        input_range: Their bounds.
+    """
+    given = {i: _Rows.of(read[s.name]) for i, s in enumerate(model.stacks) if read.get(s.name)}
+    made_up = tuple(i not in given for i in range(len(model.stacks)))
+    findings = tuple(
+        _not_seen(stack.name, "the module did not run it")
+        for stack, new in zip(model.stacks, made_up, strict=True)
+        if new
+    )
+    rows = _filled_up(model, given, seed, input_range=input_range)
+    return _observation(model, rows, made_up, description, findings)
+
+
+def _filled_up(
+    model: Model,
+    given: Mapping[int, _Rows],
+    seed: int,
+    *,
+    input_range: tuple[float, float] | None,
+    sequences: int = SEQUENCES,
+    length: int = LENGTH,
+) -> list[_Rows]:
+    """Return the rows of every stack: those given, else synthetic ones."""
+    return [
+        given[i]
+        if i in given
+        else _Rows.single(_made_up(stack, sequences, length, seed + i, input_range))
+        for i, stack in enumerate(model.stacks)
+    ]
+
+
+def _observation(
+    model: Model,
+    stacks: Sequence[_Rows],
+    made_up: tuple[bool, ...],
+    description: str,
+    findings: tuple[Finding, ...],
+) -> Observation:
     seen: dict[str, tuple[Tensor, ...]] = {}
     for stack, rows in zip(model.stacks, stacks, strict=True):
         seen.update(_through(stack, rows.groups))
@@ -107,9 +165,9 @@ def observe(
         seen,
         tuple(rows.owners for rows in stacks),
         tuple(rows.sources for rows in stacks),
-        tuple(made_up),
+        made_up,
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
-        _description(data if given else None, stacks, made_up),
+        description,
         findings,
     )
 
@@ -252,7 +310,7 @@ def _captured(
     length: int,
 ) -> tuple[dict[int, _Rows], tuple[Finding, ...]]:
     """Run the graph and keep what its recurrent nodes read."""
-    slots = of_graph(model, runtime.describe(model.path))
+    slots = of_graph(model, runtime.describe(model.runnable()))
     states = by_step(model, slots)
     calls = None
     if states:
@@ -271,7 +329,7 @@ def _captured(
     ]
     fetch = [name for site in sites if site is not None for name in _values(site)]
     given_each = [feed.values for feed in feeds]
-    outcome = runtime.run(_source(model), given_each, fetch=fetch, calls=calls)
+    outcome = runtime.run(model.runnable(inside=True), given_each, fetch=fetch, calls=calls)
     if outcome.outputs is None and data is not None:
         raise LoadError(
             f"the data must be what the graph takes, got {data.source}: {outcome.error}",
@@ -334,16 +392,6 @@ def _not_seen(where: str, reason: str) -> Finding:
     return finding(
         "RA210", where, f"{reason}, so {where} was measured on synthetic inputs of its own"
     )
-
-
-def _source(model: Model) -> Path | bytes:
-    """Return the file, or the graph itself where it holds values that the file has in functions."""
-    if not model.inlined or model.graph is None:
-        return model.path
-    import onnx_ir as ir
-
-    written: bytes = ir.to_proto(model.graph).SerializeToString()
-    return written
 
 
 def _values(site: Site) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def first_to_pass(
     for number, plan in enumerate(islice(candidates, TRIES)):
         if progress is not None:
             progress("verifying" if number == 0 else "verifying a deeper truncation", 0.0)
-        forms = export.choose(model, plan.depths, shape, _lengths(found))
+        forms = export.choose(model, plan.depths, shape, found.seen.lengths)
         metadata = plan.metadata(settings.eps)
         graph = export.truncate_graph(
             model,
@@ -99,12 +99,6 @@ def first_to_pass(
         if judged.passed:
             break
     return Trial(plan, forms, graph, file, judged)
-
-
-def _lengths(found: Examination) -> Mapping[str, int]:
-    """Return the longest sequence that each recurrence was seen to read."""
-    seen = found.seen.recurrences.items()
-    return {label: max(x.shape[1] for x in groups) for label, groups in seen if groups}
 
 
 def _proved_box(found: Examination) -> Box:
@@ -192,7 +186,7 @@ def _original(model: Model) -> Path | bytes | None:
     from rnnaudit import export
 
     if model.graph is not None:
-        return model.path
+        return model.runnable()
     try:
         return export.serialize(export.assemble(model.stacks, {}, dtype=model.dtype))
     except UnsupportedModelError:

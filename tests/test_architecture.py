@@ -22,13 +22,13 @@ FLOORS = {
             ("cells", "norms", "runtime", "runtime_child", "loaders", "data", "policy"),
             ("certificates", "estimators", "loaders"),
             ("depth", "stabilize", "verification", "checking", "modules"),
-            ("truncation", "observe", "evidence"),
+            ("truncation", "observe", "evidence", "budget"),
             ("export", "examine"),
-            ("planning", "refutation", "proving"),
-            ("assembly", "trial", "replaying"),
+            ("planning", "refutation", "proving", "effects"),
+            ("assembly", "trial", "replaying", "swap"),
             ("api",),
             ("sweep", "integrations"),
-            ("cli",),
+            ("cli", "pytest"),
             ("__main__",),
         )
     )
@@ -138,6 +138,9 @@ def test_every_module_says_its_idea_first(path, tree):
         "rnnaudit.policy",
         "rnnaudit.cli.app",
         "rnnaudit.data",
+        "rnnaudit.pytest",
+        "rnnaudit.integrations.metrics",
+        "rnnaudit.integrations.watching",
     ],
 )
 def test_what_must_start_fast_imports_nothing_slow(module):

@@ -212,7 +212,7 @@ def test_a_model_that_never_forgets_is_refuted_and_its_truncation_says_so(tmp_pa
 
 def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(tmp_path):
     def branch(name):
-        node = helper.make_node("RNN", ["X", "W", "R"], [f"Y{name}"], hidden_size=1, name=name)
+        node = helper.make_node("RNN", ["X", "W", name], [f"Y{name}"], hidden_size=1, name=name)
         return helper.make_graph([node], name, [], [value(f"Y{name}", ["T", 1, "N", 1])])
 
     choose = helper.make_node(
@@ -223,7 +223,7 @@ def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(t
         "g",
         [value("X", ["T", "N", 1]), value("flag", [], TensorProto.BOOL)],
         [value("out", ["T", 1, "N", 1])],
-        unit(),
+        [*unit(), weight("a", [[[0.5]]]), weight("b", [[[0.25]]])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, tmp_path / "branches.onnx")

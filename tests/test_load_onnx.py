@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir
 import onnxruntime
 import pytest
@@ -10,12 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save_file
 
-from rnnaudit import cells, export
+from rnnaudit import api, cells, export
+from rnnaudit.cli.app import main
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.loaders import load
 from rnnaudit.loaders.onnx import LOADER
-from rnnaudit.model import ElmanCell, GRUCell, LSTMCell
+from rnnaudit.model import ElmanCell, GRUCell, LSTMCell, fingerprint
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 USES = {"RNN": 1, "GRU": 2, "LSTM": 3}
@@ -118,7 +121,7 @@ def nodes(draw):
     op = draw(st.sampled_from(sorted(GATES)))
     direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
     directions = 1 + (direction == "bidirectional")
-    opset = draw(st.sampled_from([7, 9, 11, 13, 14, 17, 20, 22]))
+    opset = draw(st.integers(7, 24))
     attributes = {"direction": direction, "hidden_size": 4}
     if draw(st.booleans()):
         attributes["activations"] = draw(
@@ -267,12 +270,93 @@ def test_weights_that_only_the_caller_has_are_asked_for(tmp_path):
         {"R": constants["R"]},
     )
     (skipped,) = read(tmp_path, proto).skipped
-    assert "weights W are the graph input 'W'" in skipped.reason
+    assert skipped.reason == (
+        "LSTM: weights W are the graph input 'W': their values are not in the file; give them with "
+        "--weights FILE, or store them as an initializer"
+    )
     doubled = helper.make_node("Relu", ["R"], ["R2"], name="twice")
     node.input[2] = "R2"
     proto = model([doubled, node], {"X": ["T", "N", 3]}, {"Y": ["T", 1, "N", 4]}, constants)
     (skipped,) = read(tmp_path, proto).skipped
     assert "weights R ('R2') are computed by Relu, not stored" in skipped.reason
+
+
+@pytest.fixture
+def asking(tmp_path):
+    """A file whose LSTM takes W and R as graph inputs, one that stores them, and their values."""
+    constants = {name: weights("LSTM")[name] for name in ("W", "R")}
+    stores = one_node("LSTM", ["X", "W", "R"], constants)
+    asks = onnx.ModelProto.FromString(stores.SerializeToString())
+    asks.ir_version = 3
+    asks.opset_import[0].version = 7
+    del asks.graph.initializer[:]
+    for name, array in constants.items():
+        asks.graph.input.append(helper.make_tensor_value_info(name, 1, ["a", *array.shape[1:]]))
+    return saved(tmp_path, asks, "asks.onnx"), saved(tmp_path, stores, "stores.onnx"), constants
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_weights_that_are_given_are_those_of_the_graph(tmp_path, asking, suffix):
+    asks, stores, constants = asking
+    file = tmp_path / f"weights.{suffix}"
+    np.savez(file, **constants) if suffix == "npz" else save_file(constants, file)
+    found, wanted = load(asks, weights=file), load(stores)
+    assert found.skipped == ()
+    assert found.whole == wanted.whole
+    [ours], [theirs] = ([fingerprint(r) for r in m.recurrences()] for m in (found, wanted))
+    assert ours == theirs
+    report = api.truncate(found, tmp_path / "small.onnx", depth=40, eps=1e-3)
+    assert report.equivalence.passed
+    assert report.equivalence.reference.startswith("the original in ONNX Runtime")
+    x = inputs(50, 2, 3)
+    small = onnx.load(tmp_path / "small.onnx")
+    (cut,), (full,) = (runtime_outputs(m, {"X": x}) for m in (small, onnx.load(stores)))
+    assert np.abs(cut - full).max() < 1e-3
+    assert api.verify(found, stores, eps=1e-5).equivalence.passed
+
+
+def test_weights_that_do_not_fit_are_refused_naming_the_input(tmp_path, asking):
+    asks, stores, constants = asking
+    file = tmp_path / "weights.npz"
+    wrong = {
+        r"holds 'w', which is none; the inputs are X, W, R": {"w": constants["W"]},
+        r"'W' takes float of shape \('a', '16', '3'\), and .* holds float64 of": {
+            "W": constants["W"].astype(np.float64)
+        },
+        r"holds float32 of shape \(1, 16, 4\)": {"W": constants["R"]},
+        r"holds float32 of shape \(16,\)": {"W": constants["R"][0, :, 0]},
+        r"R \('R'\) of LSTM node 'cell' holds NaN": constants | {"R": constants["R"] * np.nan},
+    }
+    for message, arrays in wrong.items():
+        np.savez(file, **arrays)
+        with pytest.raises(LoadError, match=message):
+            load(asks, weights=file)
+    np.savez(file, W=constants["W"])
+    (skipped,) = load(asks, weights=file).skipped
+    assert skipped.reason.startswith("LSTM: weights R are the graph input 'R'")
+    np.savez(file, W=np.array([object()]))
+    for other in (file, stores, tmp_path / "none.npz"):  # a pickle, no archive, nothing
+        with pytest.raises(LoadError, match=r"must be arrays in a \.npz or \.safetensors file"):
+            load(asks, weights=other)
+    torch.save({"weight_hh": torch.ones(3, 3)}, tmp_path / "model.pt")
+    with pytest.raises(LoadError, match=r"to graph inputs of an ONNX model, and .* is none"):
+        load(tmp_path / "model.pt", weights=file)
+
+
+def test_weights_are_given_on_the_command_line(tmp_path, asking, capsys, monkeypatch):
+    asks, stores, constants = asking
+    monkeypatch.chdir(tmp_path)
+    np.savez("weights.npz", **constants)
+    given_ = ["--weights", "weights.npz"]
+    quick = ["--time-budget", "1", "-q"]
+    assert main(["inspect", asks.name, *given_, *quick]) == 0
+    assert main(["gate", asks.name, *given_, *quick, "--require", "any"]) == 0
+    assert main(["truncate", asks.name, *given_, "--depth", "9", "--eps", "1", "-q"]) == 0
+    assert main(["verify", asks.name, stores.name, *given_, "-q"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", asks.name, *given_, "--trust-pickle"]) == 2
+    assert "--weights excludes --factory and --trust-pickle" in capsys.readouterr().err
+    assert main(["inspect", asks.name, "--weights", "none.npz"]) == 3
 
 
 def test_values_that_nothing_gives_are_named(tmp_path, capfd):

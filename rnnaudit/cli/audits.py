@@ -38,6 +38,7 @@ class Question:
     time_budget: float | None
     pictures: bool
     exceed: float | None = None
+    weights: str | None = None
 
     @cached_property
     def sequences(self) -> Data | None:
@@ -48,7 +49,7 @@ class Question:
     def repeatable(self) -> bool:
         """Whether the next run must find the same: no clock and no code of the user's decides."""
         made = self.data is not None and _FUNCTION.fullmatch(self.data) is not None
-        return self.time_budget is None and not made
+        return self.time_budget is None and self.weights is None and not made
 
 
 def answer(
@@ -90,6 +91,8 @@ def audit(
     """
     bounds = inputs.bounds(question.input_range)
     sequences = question.sequences
+    if question.weights is not None and isinstance(model, str):
+        model = inputs.model(model, factory=None, trust_pickle=False, weights=question.weights)
     from rnnaudit import api
 
     return api.audit(

@@ -36,19 +36,27 @@ def named(model: str | None, factory: str | None, command: str) -> str:
     return model or factory or ""
 
 
-def model(path: str | None, *, factory: str | None, trust_pickle: bool) -> Model | str:
+def model(
+    path: str | None, *, factory: str | None, trust_pickle: bool, weights: str | None = None
+) -> Model | str:
     """Return the model, or its path where nothing but the path says how to read it.
 
     Raises:
         LoadError: It cannot be read, or the factory fails.
         UsageError: Options that exclude each other.
     """
-    if factory is None and not trust_pickle:
+    if factory is None and not trust_pickle and weights is None:
         return path or ""
     from rnnaudit import api
 
+    if weights is not None and (factory is not None or trust_pickle):
+        raise UsageError(
+            "--weights excludes --factory and --trust-pickle: it is for weights that an ONNX graph "
+            "takes as inputs",
+            help="give one of them",
+        )
     if factory is None:
-        return api.load(path or "", trust_pickle=True)
+        return api.load(path or "", trust_pickle=trust_pickle, weights=weights)
     if trust_pickle:
         raise UsageError(
             "--factory and --trust-pickle exclude each other: a factory's weights are a state_dict",

@@ -24,6 +24,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     data: options.Data = None,
     factory: options.Factory = None,
     trust_pickle: options.TrustPickle = False,
+    weights: options.Weights = None,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     input_range: options.InputRange = None,
@@ -61,8 +62,16 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
             pictures=form is options.Format.HTML,
         )
         with output.progress(quiet=quiet) as progress:
-            if model is None or factory is not None or trust_pickle or witness is not None:
-                source = inputs.model(model, factory=factory, trust_pickle=trust_pickle)
+            if (
+                model is None
+                or factory is not None
+                or trust_pickle
+                or weights
+                or witness is not None
+            ):
+                source = inputs.model(
+                    model, factory=factory, trust_pickle=trust_pickle, weights=weights
+                )
                 report = audits.audit(question, source, witness=witness, progress=progress)
             else:
                 report = audits.answer(

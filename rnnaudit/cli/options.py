@@ -173,6 +173,16 @@ TrustPickle = Annotated[
         rich_help_panel=_DATA,
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="FILE",
+        callback=_here,
+        help="Values (.npz, .safetensors) of weights that are graph inputs, by name.",
+        rich_help_panel=_DATA,
+    ),
+]
 Original = Annotated[
     str,
     typer.Argument(

@@ -22,6 +22,7 @@ def report(  # noqa: PLR0917 (each parameter is an option)
     data: options.Data = None,
     factory: options.Factory = None,
     trust_pickle: options.TrustPickle = False,
+    weights: options.Weights = None,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     input_range: options.InputRange = None,
@@ -56,8 +57,10 @@ def report(  # noqa: PLR0917 (each parameter is an option)
             pictures=True,
         )
         with output.progress(quiet=quiet) as progress:
-            if model is None or factory is not None or trust_pickle:
-                source = inputs.model(model, factory=factory, trust_pickle=trust_pickle)
+            if model is None or factory is not None or trust_pickle or weights:
+                source = inputs.model(
+                    model, factory=factory, trust_pickle=trust_pickle, weights=weights
+                )
                 found = audits.audit(question, source, progress=progress)
             else:
                 found = audits.answer(

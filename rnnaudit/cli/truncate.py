@@ -35,6 +35,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     data: options.Data = None,
     factory: options.Factory = None,
     trust_pickle: options.TrustPickle = False,
+    weights: options.Weights = None,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     input_range: options.InputRange = None,
@@ -62,7 +63,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
             from rnnaudit import api
 
             report = api.truncate(
-                inputs.model(model, factory=factory, trust_pickle=trust_pickle),
+                inputs.model(model, factory=factory, trust_pickle=trust_pickle, weights=weights),
                 written,
                 eps=eps,
                 depth=depth,

@@ -26,6 +26,7 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
     eps: options.Eps = 1e-3,
     data: options.Data = None,
     trust_pickle: options.TrustPickle = False,
+    weights: options.Weights = None,
     time_axis: options.TimeAxis = None,
     batch_axis: options.BatchAxis = None,
     seed: options.Seed = 0,
@@ -54,7 +55,7 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
             from rnnaudit import api
 
             report = api.verify(
-                inputs.model(original, factory=None, trust_pickle=trust_pickle),
+                inputs.model(original, factory=None, trust_pickle=trust_pickle, weights=weights),
                 candidate,
                 eps=eps,
                 data=sequences,

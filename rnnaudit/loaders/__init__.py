@@ -39,7 +39,9 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 )
 
 
-def load(path: str | Path, *, trust_pickle: bool = False) -> Model:
+def load(
+    path: str | Path, *, trust_pickle: bool = False, weights: str | Path | None = None
+) -> Model:
     """Read the model in ``path`` without executing anything that it holds.
 
     The format is recognised from the bytes, whatever the suffix.
@@ -47,6 +49,7 @@ def load(path: str | Path, *, trust_pickle: bool = False) -> Model:
     Args:
         path: The file.
         trust_pickle: Unpickle a PyTorch file that needs code, which runs whatever it says.
+        weights: A .npz or .safetensors file of values that an ONNX graph takes as inputs.
 
     Raises:
         LoadError: No such file, an empty or damaged one, or one of an unknown kind.
@@ -66,8 +69,21 @@ def load(path: str | Path, *, trust_pickle: bool = False) -> Model:
                 from rnnaudit.loaders import trusted
 
                 return trusted.load(path, _sha256(path))
+            if weights is not None:
+                return _with_weights(module, path, Path(weights))
             return loader.load(path, _sha256(path))
     raise LoadError(f"{path} is {_kind(head)}, not a model that can be read", help=SUPPORTED)
+
+
+def _with_weights(module: str, path: Path, weights: Path) -> Model:
+    if module != "onnx":
+        raise LoadError(
+            f"weights are given to graph inputs of an ONNX model, and {path} is none",
+            help="leave out --weights",
+        )
+    from rnnaudit.loaders.onnx.loader import OnnxLoader
+
+    return OnnxLoader().load(path, _sha256(path), weights)
 
 
 def _head(path: Path) -> bytes:

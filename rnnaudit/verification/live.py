@@ -39,7 +39,7 @@ def confirmed(model: Model, module: nn.Module) -> Model:
     for given, wanted in ((x, y), (x.transpose(0, 1), y.transpose(0, 1))):
         try:
             with torch.no_grad():
-                came = next(_tensors(_run(module, given)), None)
+                came = next(tensors(_run(module, given)), None)
         except Exception as error:  # whatever the user's code does
             shape = f"[2, {STEPS}, {stack.input_size}]"
             reason = f"on sequences {shape} it raises {type(error).__name__}"
@@ -72,9 +72,9 @@ def outputs(module: nn.Module, stack: Stack, x: Tensor) -> Tensor | None:
 
 def _run(module: nn.Module, x: Tensor) -> Any:
     """Call a module on float64 copies of its parameters and buffers, in eval mode."""
-    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
     copies = {
-        name: tensor.detach().cpu().to(_wide(tensor.dtype), copy=True) for name, tensor in tensors
+        name: tensor.detach().cpu().to(_wide(tensor.dtype), copy=True) for name, tensor in named
     }
     with evaluating(module):
         return torch.func.functional_call(module, copies, (x,))
@@ -91,13 +91,13 @@ def _same(came: Tensor, wanted: Tensor) -> bool:
     return float((came - wanted).abs().max()) <= CLOSE * size
 
 
-def _tensors(output: object) -> Iterator[Tensor]:
+def tensors(output: object) -> Iterator[Tensor]:
     """Yield the tensors of whatever a module returns, the first one first."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
         for part in output.values():
-            yield from _tensors(part)
+            yield from tensors(part)
     elif isinstance(output, Sequence) and not isinstance(output, str):
         for part in output:
-            yield from _tensors(part)
+            yield from tensors(part)

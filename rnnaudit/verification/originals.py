@@ -324,7 +324,7 @@ class Graph:
 
     def __init__(self, model: Model, whole: Interface, cut: Cut) -> None:
         """Match the candidate's inputs and outputs with the graph's."""
-        own = runtime.describe(model.path)
+        own = runtime.describe(model.runnable())
         self._whole, self._manner = whole, Manner.of(whole)
         candidate = self._manner.bare(whole)
         self._model, self._cut = model, cut
@@ -373,7 +373,7 @@ class Graph:
         """Run the graph; where it refuses, ever fewer feeds, so that one cannot spoil the rest."""
         fetch = list(self._outputs) + ([self._site.x] if self._site else [])
         given = [f.values for f in feeds]
-        outcome = runtime.run(self._model.path, given, fetch=fetch, calls=self._own_calls)
+        outcome = runtime.run(self._model.runnable(), given, fetch=fetch, calls=self._own_calls)
         if outcome.outputs is not None:
             return [self._read(found) for found in outcome.outputs]
         self.error = outcome.error or ""

@@ -1,0 +1,164 @@
+"""`rnnaudit.truncate` on a live module: which recurrences are replaced, how deep, how exactly."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import rnnaudit
+from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
+from rnnaudit.modules import Truncated
+from rnnaudit.runtime import run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Tagger(nn.Module):
+    """A convolution, two recurrences and a head; the first reads no input of the caller's."""
+
+    def __init__(self, gain=1.0, batch_first=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.front = nn.Conv1d(2, 3, 3, padding=1)
+        self.parts = nn.ModuleDict(
+            {
+                "up": nn.GRU(3, 6, bidirectional=True, batch_first=batch_first),
+                "down": nn.LSTM(12, 5, batch_first=batch_first),
+            }
+        )
+        self.head = nn.Linear(5, 2)
+        self.gain = gain
+
+    def forward(self, x):
+        x = self.front(x.mT).mT
+        y, _ = self.parts["up"](x)
+        y, _ = self.parts["down"](y)
+        return self.gain * self.head(y)
+
+
+def sequences(*, n=6, steps=80, features=2, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (n, steps, features)).astype(np.float32)
+
+
+def test_every_recurrence_is_replaced_and_the_rest_is_kept():
+    module, x = Tagger(), sequences()
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    truncated, report = rnnaudit.truncate_module(module, eps=1e-3, data=x, time_budget=2.0)
+    assert not any(isinstance(part, Truncated) for part in module.modules())
+    assert [type(part) for part in truncated.parts.values()] == [Truncated, Truncated]
+    assert list(truncated.state_dict()) == list(before)
+    assert all(torch.equal(t, before[name]) for name, t in truncated.state_dict().items())
+    assert report.equivalence.passed
+    assert report.equivalence.max_abs_error <= 1e-3
+    assert report.data == "1 call of the module"
+    fresh = torch.from_numpy(sequences(seed=1, steps=200))
+    with torch.no_grad():
+        assert (truncated(fresh) - module(fresh)).abs().max() <= 1e-3
+    truncated(fresh).sum().backward()
+    assert all(p.grad is not None for p in truncated.parameters())
+
+
+@pytest.mark.slow
+def test_what_follows_is_counted_in_the_error():
+    """A head that amplifies needs deeper recurrences for the same ε."""
+    plain = rnnaudit.truncate(Tagger(), eps=1e-3, data=sequences(), time_budget=2.0)
+    module = Tagger(gain=30.0)
+    truncated, report = rnnaudit.truncate_module(
+        module, eps=1e-3, data=sequences(), time_budget=2.0
+    )
+    assert report.equivalence.passed
+    x = torch.from_numpy(sequences())
+    assert (truncated(x) - module(x)).abs().max() <= 1e-3
+    deep, shallow = (
+        [c.depth for layer in m.parts["down"].cuts for c in layer] for m in (truncated, plain)
+    )
+    assert deep > shallow
+
+
+def test_it_computes_what_the_written_model_computes(tmp_path):
+    torch.manual_seed(1)
+    module = nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    settings = {"depth": 7, "form": "chunk", "steps": 300, "time_budget": 1.0}
+    truncated = rnnaudit.truncate(module, **settings)
+    rnnaudit.truncate(module, tmp_path / "m.onnx", keep_ops=True, **settings)
+    x = sequences(n=2, steps=300, features=3)
+    outcome = run(tmp_path / "m.onnx", [{"x": x.transpose(1, 0, 2)}])
+    (y,) = outcome.outputs[0].values()
+    with torch.no_grad():
+        got = truncated(torch.from_numpy(x))[0].transpose(0, 1).numpy()
+    np.testing.assert_allclose(got, y, atol=2e-6)
+
+
+def test_a_proof_is_taken_where_there_is_one_and_holds_in_its_domain():
+    torch.manual_seed(0)
+    module = nn.RNN(3, 16)
+    truncated, report = rnnaudit.truncate_module(module, eps=1e-3, time_budget=2.0)
+    (cut,) = truncated.cuts[0]
+    assert cut.depth == report.depth.proved
+    assert report.equivalence.passed
+    assert "RA301" not in {finding.id for finding in report.findings}
+    measured = rnnaudit.truncate(module, eps=1e-3, evidence="measured", time_budget=2.0)
+    assert measured.cuts[0][0].depth < cut.depth
+
+
+def test_the_form_is_as_asked():
+    module = nn.GRU(3, 4)
+    window = rnnaudit.truncate(module, depth=5, form="window", time_budget=1.0)
+    chunk = rnnaudit.truncate(module, depth=5, steps=1000, time_budget=1.0)
+    assert window.cuts[0][0].block == 1
+    assert chunk.cuts[0][0].block > 1
+
+
+@pytest.mark.parametrize("arguments", ["tuple", "list"])
+def test_calls_are_made_as_given(arguments):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn = nn.GRU(2, 4, batch_first=True)
+
+        def forward(self, x, lengths):
+            packed = pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+            return self.rnn(packed)[1]
+
+    x = torch.from_numpy(sequences(n=3, steps=60))
+    call = (x, torch.tensor([60, 40, 50]))
+    data = call if arguments == "tuple" else [call, call]
+    truncated, report = rnnaudit.truncate_module(Masked(), eps=1e-2, data=data, time_budget=2.0)
+    assert isinstance(truncated.rnn, Truncated)
+    assert report.equivalence.passed
+    assert report.equivalence.inputs_tried == len(data if arguments == "list" else [data])
+
+
+def test_a_layer_may_be_cut_alone_and_a_cell_stays():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell, self.rnn = nn.LSTMCell(2, 3), nn.LSTM(2, 3, num_layers=2)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    truncated, report = rnnaudit.truncate_module(Both(), depth=4, time_budget=1.0)
+    assert type(truncated.cell) is nn.LSTMCell
+    assert [cut.depth for (cut,) in truncated.rnn.cuts] == [4, 4]
+    assert any("have a truncated module" in each.reason for each in report.skipped)
+    half = rnnaudit.truncate(Both(), depth=4, layer="rnn[0]", time_budget=1.0)
+    assert [cut and cut.depth for (cut,) in half.rnn.cuts] == [4, None]
+
+
+def test_what_cannot_be_is_refused():
+    latch = nn.RNN(1, 1)
+    with torch.no_grad():
+        for name, value in (("weight_hh_l0", 5.0), ("weight_ih_l0", 5.0)):
+            getattr(latch, name).fill_(value)
+    with pytest.raises(UnsupportedModelError, match="a depth of at most 512 was wanted"):
+        rnnaudit.truncate(latch, eps=1e-3, evidence="proved")
+    with pytest.raises(LoadError, match=r"the module must take the data, got RuntimeError"):
+        rnnaudit.truncate(Tagger(), data=sequences(features=5))
+    with pytest.raises(UsageError, match="an output must be named where the model is a str"):
+        rnnaudit.truncate("model.pt")
+    with pytest.raises(TypeError, match="keep_ops"):
+        rnnaudit.truncate(nn.GRU(2, 3), keep_ops=True)
