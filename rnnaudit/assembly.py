@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rnnaudit.data import Data
 from rnnaudit.estimators import Refutation
-from rnnaudit.evidence import caveats, curve, drift
+from rnnaudit.evidence import caveats, curve, drift, in_the_way
 from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
@@ -265,6 +265,8 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
             remarks += caveats(each.study, measured, eps, label, found.settings.exceed)
         drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
         remarks += [drifting] if drifting is not None else []
+        if each.obstacles is not None:
+            remarks += in_the_way(each.obstacles, label)
     return tuple(remarks)
 
 

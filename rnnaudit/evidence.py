@@ -9,9 +9,10 @@ from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.depth import DepthStudy, grid
+from rnnaudit.estimators import Obstacles
 from rnnaudit.findings import finding
 from rnnaudit.model import LSTMCell, Recurrence
-from rnnaudit.reports.numbers import epsilon, near, percent, percent_up, up
+from rnnaudit.reports.numbers import down, epsilon, near, percent, percent_up, up
 from rnnaudit.results import CurvePoint, Finding, MeasuredDepth
 
 FEW = 20
@@ -212,3 +213,42 @@ def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
         f"data; |c| of unit {unit} goes from {near(float(quarters[1, unit]))} in the second "
         f"quarter to {near(float(quarters[3, unit]))} in the last",
     )
+
+
+def in_the_way(obstacles: Obstacles, where: str) -> list[Finding]:
+    """Say with numbers why no proof can exist: expansion, bistability, divergence."""
+    found = []
+    reasons = []
+    if obstacles.expansion is not None:
+        radius = down(obstacles.expansion.radius)
+        reasons.append(f"ρ(∂s'/∂s) = {radius} at a mean of reached states")
+    if obstacles.repelling:
+        orbit, count = obstacles.repelling[0], len(obstacles.repelling)
+        kind = "a fixed point" if orbit.period == 1 else f"a cycle of {orbit.period} steps"
+        others = f", one of {count} found," if count > 1 else ""
+        reasons.append(
+            f"under a held input {kind}{others} repels: ρ = {down(orbit.radius)}, met to "
+            f"{up(orbit.residual, 1)}"
+        )
+    if reasons:
+        found.append(finding("RA239", where, "; ".join(reasons)))
+    if (pair := obstacles.bistability) is not None:
+        found.append(
+            finding(
+                "RA240",
+                where,
+                f"under one held input the start settles {near(pair.gap)} from where "
+                f"{len(pair.prefix)} recorded steps lead (ρ = {near(pair.first.radius, 2)} and "
+                f"{near(pair.second.radius, 2)} there)",
+            )
+        )
+    if (grown := obstacles.divergence) is not None:
+        found.append(
+            finding(
+                "RA241",
+                where,
+                f"under one held input the largest |s| is {near(grown.size, 2)} after "
+                f"{grown.steps} steps, and grows",
+            )
+        )
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,17 @@ from rnnaudit.certificates import (
 )
 from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
-from rnnaudit.estimators import Refutation, lambda_below, norm_curve, pictures, refute, spectrum
+from rnnaudit.estimators import (
+    Obstacles,
+    Refutation,
+    lambda_below,
+    norm_curve,
+    obstacles,
+    pictures,
+    refute,
+    spectrum,
+    witness,
+)
 from rnnaudit.evidence import allowed_failures, measured_depth
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
 from rnnaudit.observe import Observation
@@ -132,6 +142,7 @@ class Examined:
     spectrum: LyapunovSpectrum
     spectral_norm: float | None
     refutation: Refutation | None
+    obstacles: Obstacles | None
     pictures: Pictures | None
 
     def depth(self, eps: float, settings: Settings) -> Depth:
@@ -270,17 +281,23 @@ def _examined(
             longest = groups[-1]
             # Below the first layer what is read is an output, which the proof covers anyway.
             covered = longest if recurrence.layer else _inside(longest, domain)
+            certificates = proof.recurrences[recurrence.label]
+            stable = certificates.best is not None and certificates.best.bound.value < 1
+            in_the_way = None if stable else obstacles(recurrence, covered, seed=settings.seed)
             found[recurrence.label] = Examined(
                 recurrence,
                 domain,
-                proof.recurrences[recurrence.label],
+                certificates,
                 study,
                 seen.synthetic[i],
                 lower=lambda_below(recurrence, covered, seed=settings.seed),
                 norms=norm_curve(recurrence, longest, seed=settings.seed),
                 spectrum=_spectrum(recurrence, longest, settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
-                refutation=_refuted_alone(recurrence, domain, longest, settings, work),
+                refutation=_refuted_alone(
+                    recurrence, domain, longest, settings, work, in_the_way=in_the_way
+                ),
+                obstacles=in_the_way,
                 pictures=pictures(recurrence, longest, seed=settings.seed)
                 if settings.pictures
                 else None,
@@ -416,7 +433,13 @@ def _study(
 
 
 def _refuted_alone(
-    recurrence: Recurrence, domain: Domain, x: Tensor, settings: Settings, work: _Work
+    recurrence: Recurrence,
+    domain: Domain,
+    x: Tensor,
+    settings: Settings,
+    work: _Work,
+    *,
+    in_the_way: Obstacles | None,
 ) -> Refutation | None:
     """Search for inputs that a recurrence remembers, where the caller's inputs reach it.
 
@@ -425,8 +448,22 @@ def _refuted_alone(
     """
     if recurrence.layer or recurrence.initial.source == "computed":
         return None
-    examples = cells.reads(recurrence, x)
-    return _refute(Chain.of([recurrence]), domain, examples, settings, work)
+    chain = Chain.of([recurrence])
+    found = _refute(chain, domain, cells.reads(recurrence, x), settings, work)
+    return _and_held(found, chain, in_the_way, settings)
+
+
+def _and_held(
+    found: Refutation | None, chain: Chain, in_the_way: Obstacles | None, settings: Settings
+) -> Refutation | None:
+    """Add to a search that two prefixes settle apart for ever, where they do."""
+    pair = None if in_the_way is None else in_the_way.bistability
+    if found is None or pair is None:
+        return found
+    held = pair.first.input.expand(found.horizon, -1)
+    return replace(
+        found, witnesses=(*found.witnesses, witness(chain, pair.prefix, held, settings.norm))
+    )
 
 
 def _refuted(
@@ -443,7 +480,8 @@ def _refuted(
     if not stack.causal or computed:
         return None
     chain = Chain.of([e.recurrence for e in each], stack.readout)
-    return _refute(chain, each[0].domain, groups[-1], settings, work)
+    found = _refute(chain, each[0].domain, groups[-1], settings, work)
+    return _and_held(found, chain, each[0].obstacles if len(each) == 1 else None, settings)
 
 
 def _refute(

@@ -323,6 +323,24 @@ FINDINGS: tuple[Known, ...] = (
         "it says of this model what its replay shows, and no more",
     ),
     Known(
+        "RA239",
+        "note",
+        "No proof of contraction can exist: states move apart somewhere",
+        "a measured depth may still hold on your data; a proof for every input may not",
+    ),
+    Known(
+        "RA240",
+        "warning",
+        "Two fixed points attract under the same input: what came before is kept for ever",
+        "no depth holds for every input; rnnaudit inspect --witness FILE saves the inputs",
+    ),
+    Known(
+        "RA241",
+        "warning",
+        "The state grows without bound under a constant input",
+        "bound the inputs, or clip the state: a cell that diverges has no truncation",
+    ),
+    Known(
         "RA301",
         "warning",
         "The depth rests on evidence weaker than a proof",

@@ -1,7 +1,8 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
-from rnnaudit.estimators.adversary import Refutation, Witness, refute
+from rnnaudit.estimators.adversary import Refutation, Witness, refute, witness
 from rnnaudit.estimators.lyapunov import lyapunov, spectrum
+from rnnaudit.estimators.obstacles import Bistability, Obstacles, obstacles
 from rnnaudit.estimators.pictures import pictures
 from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
 from rnnaudit.estimators.probes import synthetic
@@ -9,16 +10,20 @@ from rnnaudit.estimators.products import norm_curve
 from rnnaudit.estimators.states import sample
 
 __all__ = [
+    "Bistability",
+    "Obstacles",
     "Refutation",
     "Witness",
     "lambda_below",
     "lyapunov",
     "norm_below",
     "norm_curve",
+    "obstacles",
     "pictures",
     "refute",
     "sample",
     "spectral_norms",
     "spectrum",
     "synthetic",
+    "witness",
 ]

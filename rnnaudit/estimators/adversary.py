@@ -92,6 +92,11 @@ def distances(chain: Chain, prefix: Tensor, inputs: Tensor, norm: Norm = "max") 
     return size.nan_to_num(nan=0.0, posinf=math.inf)
 
 
+def witness(chain: Chain, prefix: Tensor, inputs: Tensor, norm: Norm = "max") -> Witness:
+    """Return the witness that a prefix [P, I] and the inputs [L, I] after it are."""
+    return Witness(prefix, inputs, distances(chain, prefix[None], inputs[None], norm)[0], norm)
+
+
 def _gaps(chain: Chain, x: Tensor, prefix: int, every: bool = True) -> list[Tensor]:
     """Return the states' gaps [B, S] after 0 … L inputs, or only the last of them."""
     B, T, _ = x.shape
