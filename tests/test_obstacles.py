@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def unit(w, u, b=0.0, activation=TANH):
-    W, U = torch.full((1, 1), w).double(), torch.full((1, 1), u).double()
-    cell = ElmanCell(W, U, torch.full((1,), b).double(), activation)
-    return Recurrence("r", 0, cell, InitialState(torch.zeros(1).double()))
+    W, U = (torch.full((1, 1), value, dtype=torch.float64) for value in (w, u))
+    cell = ElmanCell(W, U, torch.full((1,), b, dtype=torch.float64), activation)
+    return Recurrence("r", 0, cell, InitialState(torch.zeros(1, dtype=torch.float64)))
 
 
 def recorded(seed=0, count=6, length=40):
@@ -77,7 +77,7 @@ def test_a_rectified_unit_with_gain_above_one_grows_without_bound():
     assert obstacles(unit(0.9, 1.0, activation=RELU), recorded()).divergence is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     kind=st.sampled_from(["elman", "gru", "lstm"]),
@@ -86,7 +86,7 @@ def test_a_rectified_unit_with_gain_above_one_grows_without_bound():
 def test_nothing_stands_in_the_way_of_what_is_proved(seed, kind, gain):
     cell = strategies.random_cell(seed, kind, hidden=3, inputs=1, gain=gain)
     r = strategies.recurrence(cell)
-    best = certify(r, Domain(-1.0, 1.0, "|x| ≤ 1"), time_budget=1.0).best
+    best = certify(r, Domain(-1.0, 1.0, "|x| ≤ 1"), time_budget=0.3).best
     if best is not None and best.bound.value < 1:
         found = obstacles(r, recorded(seed))
         assert (found.expansion, found.repelling) == (None, ())
