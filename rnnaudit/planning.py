@@ -7,11 +7,12 @@ so that inputs a little worse than those measured still keep ε; plans that foll
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, dropwhile, islice
 
 from rnnaudit import cells
+from rnnaudit.budget import Depths, Needed, Unit, divide
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, ExaminedStack
 from rnnaudit.model import Recurrence
@@ -25,7 +26,8 @@ MARGIN = 2.0
 _LADDER = tuple(4.0 * 2.0**-i for i in range(16))
 """Tolerances of single recurrences, in units of ε / MARGIN, largest first."""
 
-Depths = Mapping[str, int]
+Measure = Callable[[Depths], float]
+"""The largest error of a model's outputs when recurrences are cut to given depths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,24 @@ class Wanted:
         return [Skipped(n, self.obstacles[n]) for n in labels if n in self.obstacles]
 
 
-def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Skipped, ...]]:
+def plans(
+    found: Examination, wanted: Wanted, measure: Measure | None = None
+) -> tuple[Iterator[Plan], tuple[Skipped, ...]]:
     """Return plans, shallowest first, and the recurrences that stay, with the reason.
+
+    Args:
+        found: What was examined.
+        wanted: What the plans must keep.
+        measure: The largest error of a graph's own outputs when recurrences are cut to given
+            depths, for graphs that our reading does not cover from input to output.
 
     Raises:
         UnsupportedModelError: No stack has a depth on the evidence that is wanted.
     """
-    ladders: list[tuple[Iterator[Depths], Evidence]] = []
-    kept = []
+    ladders: list[Iterator[Depths]] = []
+    evidence: dict[str, Evidence] = {}
+    kept: list[Skipped] = []
+    parts: list[tuple[ExaminedStack, Wanted]] = []
     for stack in found.stacks:
         kept += wanted.stays(stack)
         if not wanted.cut(stack):
@@ -75,18 +87,30 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
             continue
         proved = _proved(found, stack, wanted)
         if proved is not None:
-            ladders.append((iter([proved]), "proved"))
+            ladders.append(iter([proved]))
+            evidence |= dict.fromkeys(proved, "proved")
             continue
         within = replace(wanted, obstacles={**wanted.obstacles, **_why_not(found, stack, wanted)})
         kept += [each for each in within.stays(stack) if each not in kept]
-        rungs = _measured(found, stack, within)
-        first = next(rungs, None) if within.cut(stack) else None
+        if cut := within.cut(stack):
+            parts.append((stack, within))
+            kind: Evidence = "synthetic" if stack.synthetic else "measured"
+            evidence |= {r.label: kind for r in cut}
+    joint = measure is not None and not found.model.direct
+    for group in [parts] if joint and parts else [[part] for part in parts]:
+        search = _Search.of(found, group, measure)
+        rungs = search.ladder()
+        first = next(rungs, None)
+        while first is None and search.units and joint:
+            search, lost = search.without_the_worst()
+            kept += lost
+            rungs = search.ladder()
+            first = next(rungs, None)
         if first is not None:
-            evidence: Evidence = "synthetic" if stack.synthetic else "measured"
-            ladders.append((chain([first], rungs), evidence))
-        elif within.cut(stack):
+            ladders.append(chain([first], rungs))
+        elif not joint:
             reason = f"no depth of at most {wanted.max_depth} keeps ε / {epsilon(MARGIN)}"
-            kept.append(Skipped(stack.stack.name, reason))
+            kept.append(Skipped(group[0][0].stack.name, reason))
     if not ladders:
         raise UnsupportedModelError(
             f"a depth of at most {wanted.max_depth} was wanted for ε = {epsilon(wanted.eps)}, "
@@ -94,7 +118,7 @@ def plans(found: Examination, wanted: Wanted) -> tuple[Iterator[Plan], tuple[Ski
             help="raise --eps or --max-depth, give --data, or choose with --depth",
             id="RA302",
         )
-    return _joined(found, ladders), tuple(kept)
+    return _joined(found, ladders, evidence), tuple(kept)
 
 
 def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:
@@ -124,20 +148,17 @@ def _rounded(stack: ExaminedStack, wanted: Wanted) -> str:
     return next(reasons, "")
 
 
-def _joined(found: Examination, ladders: list[tuple[Iterator[Depths], Evidence]]) -> Iterator[Plan]:
+def _joined(
+    found: Examination, ladders: Sequence[Iterator[Depths]], evidence: Mapping[str, Evidence]
+) -> Iterator[Plan]:
     """Take the next rung of every ladder; one that has ended stays where it is."""
     depths: dict[str, int] = {}
-    evidence: dict[str, Evidence] = {}
     while True:
-        moved = False
-        for ladder, kind in ladders:
-            rung = next(ladder, None)
-            if rung is not None:
-                moved = True
-                depths.update(rung)
-                evidence.update(dict.fromkeys(rung, kind))
-        if not moved:
+        rungs = [rung for ladder in ladders if (rung := next(ladder, None)) is not None]
+        if not rungs:
             return
+        for rung in rungs:
+            depths.update(rung)
         yield plan(found.model, depths, evidence)
 
 
@@ -226,32 +247,140 @@ def _needed(found: Examination, label: str, eps: float, rows: Sequence[int]) -> 
     return max((k for k in known if k is not None), default=None) if None not in known else None
 
 
-def _measured(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Iterator[Depths]:
-    """Give each recurrence the depth of one shared tolerance, ever smaller.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """A search for depths of layers that share an ε: those of a stack, or of a whole graph.
 
-    Where our reading covers the model from input to output, rungs that miss ε / MARGIN on
-    the sequences measured are passed over; elsewhere the tolerance starts there.
+    Attributes:
+        units: The layers.
+        needed: The depths of a layer for a tolerance of its own outputs.
+        target: The error of the model's outputs that the depths must keep where it is measured.
+        error: Measures it; None where it cannot be.
+        own: Whether ``error`` is that of the stack in our own reading, not of a graph.
     """
-    target = wanted.eps / MARGIN
-    direct = found.model.direct
-    rows = usable(found, stack, target)
-    last: Depths | None = None
-    passed = not direct
-    for factor in _LADDER:
-        if not direct and factor > 1:
-            continue
-        depths = {}
-        for recurrence in wanted.cut(stack):
-            k = _needed(found, recurrence.label, factor * target, rows)
-            if k is None or k > wanted.max_depth:
+
+    units: tuple[Unit, ...]
+    needed: Needed
+    target: float
+    error: Measure | None
+    own: bool
+
+    @classmethod
+    def of(
+        cls,
+        found: Examination,
+        parts: Sequence[tuple[ExaminedStack, Wanted]],
+        measure: Measure | None,
+    ) -> _Search:
+        """Prepare the search for the layers of these stacks that are to be cut."""
+        target = parts[0][1].eps / MARGIN
+        rows: dict[str, Sequence[int]] = {}
+        units = []
+        for stack, wanted in parts:
+            cut = {r.label for r in wanted.cut(stack)}
+            rows |= dict.fromkeys(cut, usable(found, stack, target))
+            layers = (tuple(r.label for r in layer.recurrences) for layer in stack.stack.layers)
+            units += [unit for unit in layers if cut.issuperset(unit)]
+
+        def needed(unit: Unit, eps: float) -> Depths | None:
+            depths = {}
+            for label in unit:
+                k = _needed(found, label, eps, rows[label])
+                if k is None or k > parts[0][1].max_depth:
+                    return None
+                depths[label] = max(1, k)
+            return depths
+
+        def error(depths: Depths) -> float:
+            return _error(found, parts[0][0], depths, rows[units[0][0]])
+
+        own = found.model.direct
+        return cls(tuple(units), needed, target, error if own else measure, own)
+
+    def ladder(self) -> Iterator[Depths]:
+        """Give depths that keep the target, ever deeper ones.
+
+        Layers share one tolerance, or each has its own, whichever gives the smaller sum of
+        depths. The only layer of a graph is tried first as its own outputs demand.
+        """
+        shared = dict.fromkeys(self.units, self.target)
+        if self.error is None or (not self.own and len(self.units) == 1):
+            first = next(self._rungs(shared, 1.0), None)
+            if first is not None:
+                yield first
+        if self.error is None:
+            yield from islice(self._rungs(shared, 1.0), 1, None)
+            return
+        passing = self._passing(shared)
+        best = next(passing, None)
+        if len(self.units) > 1 and (divided := self._divided()) is not None:
+            others = self._passing(divided)
+            other = next(others, None)
+            if other is not None and (best is None or _sum(other) < _sum(best)):
+                best, passing = other, others
+        if best is not None:
+            yield best
+            yield from passing
+
+    def without_the_worst(self) -> tuple[_Search, list[Skipped]]:
+        """Leave out the layers that break ε on their own, or else the one that errs most."""
+        assert self.error is not None
+        alone = {unit: self._deepest(unit) for unit in self.units}
+        errors = {unit: self.error(depths) for unit, depths in alone.items()}
+        most = max(errors.values())
+        lost = [u for u, e in errors.items() if e > self.target] or [
+            u for u, e in errors.items() if e == most
+        ][:1]
+        kept = [
+            Skipped(
+                label,
+                f"cut alone to {alone[unit][label]} steps it moves the model's outputs by "
+                f"{up(errors[unit])}",
+            )
+            for unit in lost
+            for label in unit
+        ]
+        return replace(self, units=tuple(u for u in self.units if u not in lost)), kept
+
+    def _deepest(self, unit: Unit) -> Depths:
+        """Return the depths of the smallest tolerance that is known of one layer."""
+        *_, last = replace(self, units=(unit,))._rungs({unit: self.target}, 1.0)
+        return last
+
+    def _rungs(self, tolerances: Mapping[Unit, float], first: float) -> Iterator[Depths]:
+        """Give the depths of tolerances that shrink together, from ``first`` times their size."""
+        last: Depths | None = None
+        for factor in _LADDER:
+            if factor > first:
+                continue
+            parts = [self.needed(unit, factor * tolerances[unit]) for unit in self.units]
+            depths = {label: k for part in parts if part is not None for label, k in part.items()}
+            if None in parts or not parts:
                 return
-            depths[recurrence.label] = max(1, k)
-        if depths == last:
-            continue
-        last = depths
-        passed = passed or _error(found, stack, depths, rows) <= target
-        if passed:
-            yield depths
+            if depths != last:
+                yield depths
+            last = depths
+
+    def _passing(self, tolerances: Mapping[Unit, float]) -> Iterator[Depths]:
+        assert self.error is not None
+        error = self.error
+        rungs = self._rungs(tolerances, _LADDER[0] if self.own else 1.0)
+        return dropwhile(lambda depths: error(depths) > self.target, rungs)
+
+    def _divided(self) -> Mapping[Unit, float] | None:
+        """Divide the target between layers by what each, cut alone, does to the outputs."""
+        assert self.error is not None
+        gains = {}
+        for unit in self.units:
+            depths = self.needed(unit, self.target)
+            if depths is None:
+                return None
+            gains[unit] = self.error(depths) / self.target
+        return divide(gains, self.needed, self.target)
+
+
+def _sum(depths: Depths) -> int:
+    return sum(depths.values())
 
 
 def _error(found: Examination, stack: ExaminedStack, depths: Depths, rows: Sequence[int]) -> float:
