@@ -26,6 +26,7 @@ from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Shape
 from rnnaudit.verification import live
 from rnnaudit.verification import verify as compare
+from rnnaudit.verification.twins import contradictions
 
 Source = Model | str | Path | nn.Module
 
@@ -439,7 +440,8 @@ def verify(
     if progress is not None:
         progress("running both models", 0.0)
     judged = compare(model, candidate, eps=eps, data=data, seed=seed, time_budget=time_budget)
-    return assembly.of_comparison(model, candidate, judged, settings, data=data)
+    findings = () if judged.passed else contradictions(model, Path(candidate))
+    return assembly.of_comparison(model, candidate, judged, settings, data=data, findings=findings)
 
 
 def certify(

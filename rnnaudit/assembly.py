@@ -115,6 +115,7 @@ def of_comparison(
     settings: Settings,
     *,
     data: Data | None,
+    findings: tuple[Finding, ...] = (),
 ) -> Report:
     """Write down how two models compare; no recurrence was audited."""
     return Report(
@@ -130,7 +131,7 @@ def of_comparison(
         domain="",
         data="",
         tool=versions(),
-        findings=_failures(judged),
+        findings=(*_failures(judged), *findings),
         equivalence=judged,
     )
 

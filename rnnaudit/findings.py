@@ -191,6 +191,12 @@ FINDINGS: tuple[Known, ...] = (
         "give a file that rnnaudit certify wrote",
     ),
     Known(
+        "RA133",
+        "warning",
+        "A GRU resets its state by another equation than the model it comes from",
+        "the file's own equation is audited; PyTorch's is linear_before_reset = 1",
+    ),
+    Known(
         "RA202",
         "warning",
         "The model remembers longer than the data last",

@@ -619,6 +619,48 @@ def test_weights_behind_chains_of_constants_are_the_weights_that_run(tmp_path):
     check_layer(found.stacks[0].layers[0], proto, inputs(8, 2, 3))
 
 
+def test_a_gru_that_contradicts_pytorch_is_said_to(tmp_path):
+    torch.manual_seed(0)
+    module = torch.nn.GRU(3, 4)
+    torch.save(module.state_dict(), tmp_path / "m.pt")
+
+    def turned(*parts):  # PyTorch's gates are r, z, n, ONNX's z, r, n
+        rows = [torch.cat([part.detach().chunk(3)[k] for k in (1, 0, 2)]) for part in parts]
+        return torch.cat(rows)[None].numpy()
+
+    constants = {
+        "W": turned(module.weight_ih_l0),
+        "R": turned(module.weight_hh_l0),
+        "B": turned(module.bias_ih_l0, module.bias_hh_l0),
+    }
+    ids, judged = {}, {}
+    for producer, after in [("pytorch", 0), ("pytorch", 1), ("other", 0)]:
+        operators = [
+            helper.make_node("Transpose", ["x"], ["X"], perm=[1, 0, 2]),
+            helper.make_node(
+                "GRU", ["X", "W", "R", "B"], ["Y"], hidden_size=4, linear_before_reset=after
+            ),
+            helper.make_node("Squeeze", ["Y", "one"], ["squeezed"]),
+            helper.make_node("Transpose", ["squeezed"], ["y"], perm=[1, 0, 2]),
+        ]
+        shapes = {"x": ["N", "T", 3]}, {"y": ["N", "T", 4]}
+        proto = model(operators, *shapes, constants | {"one": np.array([1])})
+        proto.producer_name = producer
+        path = saved(tmp_path, proto)
+        ids[producer, after] = [f.id for f in load(path).findings]
+        report = api.verify(tmp_path / "m.pt", path, eps=1e-5)
+        judged[producer, after] = report.equivalence.passed, report.findings
+    assert ids == {("pytorch", 0): ["RA133"], ("pytorch", 1): [], ("other", 0): []}
+    assert judged["pytorch", 1] == (True, ())
+    passed, found = judged["other", 0]
+    assert not passed
+    [said] = [f.message for f in found if f.id == "RA133"]
+    assert said == (
+        "it holds the weights of gru[0] in the original, which computes r ⊙ (U h), and computes "
+        "U (r ⊙ h)"
+    )
+
+
 def test_older_forms_of_the_same_operators_are_folded_too(tmp_path):
     stored = weights("GRU")
     nodes = [

@@ -22,10 +22,13 @@ from tests.fuzz import corpus
 from tests.fuzz.mutate import mutated
 
 SECONDS = 10
-"""After which one load has hung."""
+"""Of the processor's time, after which one load has hung."""
 
 MEGABYTES = 1024
 """By how much one load may raise the memory in use; constants alone may take half of it."""
+
+ADDRESS_SPACE = 16 << 30
+"""Bytes that a worker may map: what asks for more fails at once, and swaps nothing out."""
 
 HANGS_BELOW = 60
 """Seconds without a word after which a worker hangs where no alarm reaches it."""
@@ -48,7 +51,7 @@ def outcome(path: Path, name: str, data: bytes) -> str:
     file = path / f"input{Path(name).suffix}"
     file.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         load(file)
         said = "model"
@@ -61,7 +64,7 @@ def outcome(path: Path, name: str, data: bytes) -> str:
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = f"FAIL {type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return said if grown < MEGABYTES else f"FAIL {grown:.0f} MB more memory"
 
@@ -73,7 +76,8 @@ def hang(*_: object) -> None:
 def work(seed: int, start: int, stop: int) -> None:
     """Load a range of inputs, and print each outcome before the next begins."""
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, hang)
+    signal.signal(signal.SIGPROF, hang)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     with tempfile.TemporaryDirectory(prefix="rnnaudit-fuzz-") as folder:
         for path in sorted(corpus.FOLDER.iterdir()):
             load(path)  # the first of each format imports libraries

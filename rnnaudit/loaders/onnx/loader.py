@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import brief, listed
 from rnnaudit.loaders.onnx.closed import closed
 from rnnaudit.loaders.onnx.functions import inline
@@ -23,7 +24,7 @@ from rnnaudit.loaders.onnx.steps import read_steps
 from rnnaudit.loaders.onnx.unrolled import read_unrolled
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
-from rnnaudit.model import Model
+from rnnaudit.model import GRUCell, Model
 from rnnaudit.results import Finding, Skipped
 
 _STANDARD = {"", "ai.onnx"}
@@ -144,8 +145,21 @@ class _Walk:
         where = _path(node, scope)
         try:
             self.reads.append(read(node, self.wiring, where, scope, self.opset))
+            self._convention(self.reads[-1])
         except Refused as refused:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
+
+    def _convention(self, found: Read) -> None:
+        """Say that a GRU which PyTorch exported does not compute what PyTorch's does."""
+        cell = found.layer.recurrences[0].cell
+        exported = self.model.producer_name == "pytorch"
+        if exported and isinstance(cell, GRUCell) and not cell.reset_after:
+            name = found.layer.recurrences[0].label
+            text = (
+                "PyTorch exported this file, and its GRU computes r ⊙ (U h); this node, without "
+                "linear_before_reset = 1, computes U (r ⊙ h), which is another network"
+            )
+            self.findings.append(finding("RA133", name, text))
 
     def _loop(self, node: ir.Node, scope: str) -> None:
         inside = _recurrent(list(_bodies(node)), self.model)

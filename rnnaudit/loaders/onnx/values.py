@@ -22,6 +22,9 @@ from rnnaudit.loaders.onnx.contents import RULES, Content, Folding, integer, is_
 from rnnaudit.loaders.onnx.layouts import LAYOUTS
 from rnnaudit.loaders.onnx.reading import Array, array
 
+_BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+"""What evaluating a node that breaks its operator's rules leads to."""
+
 
 class Knowledge:
     """The facts of one file, gathered node by node in graph order."""
@@ -86,7 +89,7 @@ class Knowledge:
         try:
             with np.errstate(all="ignore"):
                 self._learn(node)
-        except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError):
+        except _BROKEN:
             return
 
     def _learn(self, node: ir.Node) -> None:
