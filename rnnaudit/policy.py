@@ -188,7 +188,7 @@ def _depth(report: Report, policy: Policy) -> Iterator[Rule]:
         "max-depth",
         any(k <= policy.max_depth for k in known),
         f"k({numbers.epsilon(report.eps)}) ≤ {policy.max_depth} {_on(policy.evidence)}",
-        _all_known(depth),
+        wording.depths(depth),
         _deepest(report, policy.evidence),
         _after_depth(depth, known, policy.evidence),
         "RA232",
@@ -227,23 +227,6 @@ def _on(weakest: Weakest) -> str:
         "measured": "proved, or measured on your data",
         "any": "on any evidence",
     }[weakest]
-
-
-def _all_known(depth: Depth) -> str:
-    facts = []
-    if depth.proved is not None:
-        facts.append(f"proved {depth.proved}")
-    if depth.measured is not None:
-        measured, sample = depth.measured, wording.sample(depth.measured)
-        shown = f"measured {measured.k}" if measured.k is not None else _longer(measured)
-        facts.append(f"{shown} ({sample})")
-    if depth.refuted_below is not None:
-        facts.append(f"no k < {depth.refuted_below} (witness)")
-    return " · ".join(facts) or "no depth: neither proved nor measured"
-
-
-def _longer(measured: MeasuredDepth) -> str:
-    return wording.longer(measured, cut=False)
 
 
 def _after_depth(depth: Depth, known: Sequence[int], weakest: Weakest) -> str:
@@ -465,7 +448,7 @@ def _growth(report: Report, before: Report, tolerance: float) -> Iterator[Rule]:
                 read(report.depth),
                 tolerance,
                 lambda value: f"{value:.0f}",
-                gone="no such depth any more: " + _all_known(report.depth),
+                gone="no such depth any more: " + wording.depths(report.depth),
             )
 
 

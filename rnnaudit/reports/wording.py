@@ -143,6 +143,20 @@ def sample(measured: MeasuredDepth) -> str:
     return numbers.counted(measured.sequences, "sequence") + aside
 
 
+def depths(depth: Depth) -> str:
+    """Say every depth that is known, each with its evidence."""
+    facts = []
+    if depth.proved is not None:
+        facts.append(f"proved {depth.proved}")
+    if depth.measured is not None:
+        measured = depth.measured
+        k = longer(measured, cut=False) if measured.k is None else f"measured {measured.k}"
+        facts.append(f"{k} ({sample(measured)})")
+    if depth.refuted_below is not None:
+        facts.append(f"no k < {depth.refuted_below} (witness)")
+    return " · ".join(facts) or "no depth: neither proved nor measured"
+
+
 def exceed(measured: MeasuredDepth) -> str:
     """Say how many unseen sequences may exceed ε at the measured depth."""
     if measured.exceed_probability is None:

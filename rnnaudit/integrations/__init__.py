@@ -1,0 +1,1 @@
+"""Audits where models are trained, tested and tracked; each needs its own package installed."""
