@@ -8,8 +8,8 @@ from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.export.costs import Costs
 from rnnaudit.export.filter import MOST_TAPS, linear_map
 from rnnaudit.export.layers import reach
-from rnnaudit.export.nodes import find_node
 from rnnaudit.export.reads import Readers
+from rnnaudit.export.sockets import socket
 from rnnaudit.export.stepwise import finals, with_past
 from rnnaudit.model import Layer, Model, Recurrence
 from rnnaudit.truncation import AUTO, Form, FormName, Shape
@@ -104,9 +104,10 @@ def _final_steps(model: Model, layer: Layer, reaches: Mapping[str, int]) -> int 
     """
     if model.graph is None or layer.site is None:
         return None
-    node = find_node(model.graph.graph, layer.site.node)
-    final = Readers(reaches).final_steps(node.outputs[0], layer.site.layout, 4)
-    states = any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
+    at = socket(model.graph.graph, layer.site)
+    steps, *finals = at.outputs
+    final = 0 if steps is None else Readers(reaches).final_steps(steps, at.time, at.rank)
+    states = any(v is not None and (v.uses() or v.is_graph_output()) for v in finals)
     return None if final and states and _reverse(layer) else final
 
 

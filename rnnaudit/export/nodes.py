@@ -25,23 +25,6 @@ from rnnaudit.model import (
 _KINDS = {"elman": "RNN", "gru": "GRU", "lstm": "LSTM"}
 
 
-def find_node(graph: ir.Graph, name: str) -> ir.Node:
-    """Return the recurrent node of this name, which may sit in a branch of an If.
-
-    Raises:
-        UnsupportedModelError: The recurrence was read from other operators.
-    """
-    kinds = _KINDS.values()
-    for node in graph.all_nodes():
-        if node.name == name and node.op_type in kinds:
-            return node
-    raise UnsupportedModelError(
-        f"a layer to truncate must be an LSTM, GRU or RNN node, and {name} was read from other "
-        "operators",
-        help="export the model again with a recurrent layer of its framework",
-    )
-
-
 class RecurrentNode:
     """Recurrences over the same input as one operator; the weights are stored when it is made."""
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from rnnaudit.export.layers import reach
-from rnnaudit.export.nodes import find_node
 from rnnaudit.export.reads import moved
+from rnnaudit.export.sockets import obstacle, socket
 from rnnaudit.model import Layer, Model
 
 _MOST_AXES = 6
@@ -28,10 +28,10 @@ def obstacles(model: Model, *, streaming: bool) -> Mapping[str, str]:
     buffered = with_past(model) if streaming else ()
     for stack in model.stacks:
         for layer in stack.layers:
-            reason = ""
-            if layer in buffered:
+            reason = obstacle(layer)
+            if not reason and layer in buffered:
                 reason = _cannot_stream(layer)
-            elif layer in single:
+            elif not reason and layer in single:
                 reason = _cannot_widen(model, layer)
             if reason:
                 found |= {r.label: reason for r in layer.recurrences}
@@ -73,6 +73,8 @@ def _cannot_stream(layer: Layer) -> str:
         return "it reads the future, which a stream does not have"
     if layer.site is not None and layer.site.scope:
         return f"it sits in a branch of the graph ({layer.site.scope}), where no buffer can be kept"
+    if layer.site is not None and layer.site.reads:
+        return "it is written as a loop, which is given no buffer"
     return ""
 
 
@@ -95,10 +97,11 @@ def _source(graph: ir.Graph, layer: Layer) -> ir.Value | str:
         A graph input or the output of another recurrence, or what stands in the way.
     """
     assert layer.site is not None
-    node = find_node(graph, layer.site.node)
-    if node.graph is not graph:
+    at = socket(graph, layer.site)
+    if at.node.graph is not graph:
         return "a branch"
-    value, axis, rank = node.inputs[0], layer.site.layout, 3
+    value: ir.Value | None = at.x
+    axis, rank = layer.site.layout, 3
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type in ("LSTM", "GRU", "RNN"):
             return value if value is producer.outputs[0] else "a final state"

@@ -12,10 +12,10 @@ from rnnaudit.export.build import OPSET, assemble, check_opset, ir_version
 from rnnaudit.export.emit import INT64_MAX, OLDEST_OPSET, Emitter
 from rnnaudit.export.guard import add_guard
 from rnnaudit.export.layers import write_layer
-from rnnaudit.export.nodes import find_node
 from rnnaudit.export.past import add_buffers
 from rnnaudit.export.reads import Readers
 from rnnaudit.export.sequences import LayerStates, Start, Wanted
+from rnnaudit.export.sockets import Socket, socket
 from rnnaudit.export.stepwise import Widened, stepwise
 from rnnaudit.model import Layer, Model
 from rnnaudit.truncation import WINDOW, Form
@@ -170,25 +170,24 @@ def _replace(
     """Put a truncated form where the layer's node was, under the names of the node's outputs."""
     site = layer.site
     assert site is not None
-    node = find_node(model.graph, site.node)
-    graph, x = node.graph, node.inputs[0]
+    at = socket(model.graph, site)
+    node, x = at.node, at.x
+    graph = node.graph
     assert graph is not None
-    assert x is not None
-    _check_lengths(node, x, site.layout)
+    if at.directed:
+        _check_lengths(node, x, site.layout)
     if widened is not None:
         x = widened.of(x, site.layout, 3)
-    emit = Emitter(_fresh(model.graph, site.node), _dtype(node), _opset(model.graph))
+    emit = Emitter(_fresh(model.graph, site.node), at.dtype, _opset(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
     if x.shape is not None and site.layout == 1:
         inner.shape = ir.Shape([x.shape[1], x.shape[0], x.shape[2]])
-    read = [_used(value) for value in node.outputs]
+    read = [value is not None and _used(value) for value in at.outputs]
     steps, h, c = (*read, False, False)[:3]
     wanted = Wanted(steps, h, c, guard=guarded)
-    given = _computed(emit, node, layer, site.layout)
+    given = _computed(emit, node, layer, site.layout) if at.directed else []
     states = write_layer(emit, layer, inner, depths, form=form, wanted=wanted, given=given)
-    written = [
-        _written(emit, states, i, site.layout) if read[i] else None for i in range(len(read))
-    ]
+    written = [_written(emit, states, i, at) if read[i] else None for i in range(len(read))]
     if widened is not None and written[0] is not None:
         every, bounds = written[0], (emit.integers(i) for i in (-1, INT64_MAX, site.layout))
         written[0] = emit.op("Slice", every, *bounds, name="Y_last_step")
@@ -197,9 +196,9 @@ def _replace(
     for value in emit.initializers:
         graph.register_initializer(value)
     if form.name == "last" and widened is None:
-        _shorten(node, layer, site.layout)
-    for old, new in zip(node.outputs, written, strict=True):
-        if new is not None:
+        _shorten(at)
+    for old, new in zip(at.outputs, written, strict=True):
+        if old is not None and new is not None:
             _take_over(old, new)
     _remove(node)
     return states
@@ -244,14 +243,6 @@ def _check_lengths(node: ir.Node, x: ir.Value, layout: int) -> None:
     )
 
 
-def _dtype(node: ir.Node) -> ir.DataType:
-    """Return the type in which the node computes: that of its input or of its weights."""
-    for value in node.inputs[:3]:
-        if value is not None and value.dtype is not None:
-            return value.dtype
-    return ir.DataType.FLOAT
-
-
 def _fresh(graph: ir.Graph, wanted: str) -> str:
     """Return ``wanted`` or a name like it under which nothing in the graph is called yet."""
     taken = {v.name or "" for node in graph.all_nodes() for v in node.outputs}
@@ -264,19 +255,28 @@ def _fresh(graph: ir.Graph, wanted: str) -> str:
     return name
 
 
-def _written(emit: Emitter, states: LayerStates, output: int, layout: int) -> ir.Value:
-    """Write Y [T, D, N, H], Y_h or Y_c [D, N, H], or what layout 1 makes of them."""
-    if output == 0:
-        value, perm, name = states.directions(emit), [2, 0, 1, 3], "Y"
+def _written(emit: Emitter, states: LayerStates, output: int, at: Socket) -> ir.Value:
+    """Write Y [T, D, N, H], Y_h or Y_c [D, N, H], or what layout 1 makes of them.
+
+    What a Loop or a Scan gives has no axis of directions.
+    """
+    if not at.directed and output > 0:
+        return states.states[0].final[output - 1]
+    if not at.directed:
+        value, perm = states.outputs(emit), [1, 0, 2]
+    elif output == 0:
+        value, perm = states.directions(emit), [2, 0, 1, 3]
     else:
-        value, perm, name = states.final(emit, output - 1), [1, 0, 2], ("Y_h", "Y_c")[output - 1]
-    return value if layout == 0 else emit.op("Transpose", value, name=name, perm=perm)
+        value, perm = states.final(emit, output - 1), [1, 0, 2]
+    name = ("Y", "Y_h", "Y_c")[output]
+    return emit.op("Transpose", value, name=name, perm=perm) if at.time == 1 else value
 
 
-def _shorten(node: ir.Node, layer: Layer, layout: int) -> None:
+def _shorten(at: Socket) -> None:
     """Forget the shapes of what holds fewer steps from here on."""
     readers = Readers()
-    readers.final_steps(node.outputs[0], layout, 4)
+    if at.outputs[0] is not None:
+        readers.final_steps(at.outputs[0], at.time, at.rank)
     for value in readers.path:
         value.shape = None
 
@@ -295,7 +295,7 @@ def _remove(node: ir.Node) -> None:
     pending = [node]
     while pending:
         gone = pending.pop()
-        sources = [v for v in gone.inputs if v is not None]
+        sources = [v for v in gone.inputs if v is not None] + _captured(gone)
         graph = gone.graph
         assert graph is not None
         graph.remove(gone, safe=True)
@@ -307,6 +307,22 @@ def _remove(node: ir.Node) -> None:
                 _forget(value)
             elif _idle(producer) and producer not in pending:
                 pending.append(producer)
+
+
+def _captured(node: ir.Node) -> list[ir.Value]:
+    """Return what the bodies of a node take from outside, and let them let go of it."""
+    found: dict[ir.Value, None] = {}
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            body = attribute.as_graph()
+            own = {v for inner in body.all_nodes() for v in inner.outputs} | {*body.inputs}
+            own |= {*body.initializers.values()}
+            for inner in body.all_nodes():
+                for i, value in enumerate(inner.inputs):
+                    if value is not None and value not in own:
+                        found[value] = None
+                        inner.replace_input_with(i, None)
+    return list(found)
 
 
 def _idle(node: ir.Node) -> bool:

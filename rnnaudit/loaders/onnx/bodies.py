@@ -179,11 +179,11 @@ class _Names:
             self._names[value] = name
             stored = self.known.constant(value)
             if stored is not None:
-                self.constants[name] = _tensor(stored, name)
+                self.constants[name] = tensor(stored, name)
         return self._names[value]
 
 
-def _tensor(stored: Array, name: str) -> Tensor:
+def tensor(stored: Array, name: str) -> Tensor:
     """Keep floats as float64, whole numbers as int64, and truth values."""
     if stored.dtype == bool:
         return torch.from_numpy(stored.copy())
@@ -206,7 +206,7 @@ def _operation(node: ir.Node, names: _Names, opset: int) -> Operation:
         training = names.known.constant(node.inputs[2])
         if training is None or bool(training.any()):
             raise Refused("the step holds a Dropout in training mode")
-    attributes = {name: _plain(attribute) for name, attribute in node.attributes.items()}
+    attributes = {name: plain(attribute) for name, attribute in node.attributes.items()}
     if node.op_type == "Softmax" and opset < 13 and attributes.get("axis", 1) not in {-1, 1}:
         raise Refused(f"the step holds a Softmax of opset {opset} over several axes")
     return Operation(
@@ -221,11 +221,16 @@ def _called(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def _plain(attribute: ir.Attr) -> object:
+def plain(attribute: ir.Attr) -> object:
+    """Return an attribute as numbers, a text or a tensor.
+
+    Raises:
+        Refused: It is a graph, or a function's parameter.
+    """
     if attribute.is_ref() or attribute.type in {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
         raise Refused(f"the step holds an operator whose {attribute.name} is not a plain value")
     if attribute.type == ir.AttributeType.TENSOR:
-        return _tensor(array(attribute.as_tensor(), attribute.name), attribute.name)
+        return tensor(array(attribute.as_tensor(), attribute.name), attribute.name)
     value = attribute.value
     return tuple(value) if isinstance(value, list | tuple) else value
 

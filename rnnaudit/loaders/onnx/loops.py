@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import listed
-from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
+from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, Size, axis, length
 from rnnaudit.loaders.onnx.bodies import (
     STANDARD,
     Carried,
@@ -26,12 +26,13 @@ from rnnaudit.loaders.onnx.bodies import (
     resolved,
     trace,
 )
+from rnnaudit.loaders.onnx.counting import Counting
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import for_one, shape_of
 from rnnaudit.loaders.onnx.wiring import Wiring
-from rnnaudit.model import Layer, Outlets, Reading, Recurrence, Site
+from rnnaudit.model import InitialState, Layer, Outlets, Reading, Recurrence, Site
 from rnnaudit.results import Finding
 
 LOOPS = frozenset({"Loop", "Scan"})
@@ -420,7 +421,7 @@ class _Walk:
                 carries=tuple(
                     (s.start.name or "", s.final.name or "") for s in states if s.final is not None
                 ),
-                outlets=self._outlets(states, output, sequences, time),
+                outlets=self._outlets(states, output, sequences, time, state),
             ),
         )
         units = axis(Atom(f"{self.name}:units", cell.hidden_size))
@@ -450,6 +451,7 @@ class _Walk:
         output: Output | None,
         sequences: list[Source],
         time: Axis,
+        state: InitialState,
     ) -> Outlets:
         """Say which values a node in the place of the loop would give, and what forbids one."""
         finals = [s.final if s.final is not None and _read(s.final) else None for s in states]
@@ -458,11 +460,13 @@ class _Walk:
         first, obstacle = sequences[0], ""
         if len(sequences) > 1 or first.kept or first.time not in {0, 1}:
             obstacle = "reads more than one sequence [time, batch, features]"
+        elif state.source == "computed":
+            obstacle = "starts from a state that the graph computes"
         elif more:
             obstacle = f"gives {listed(more)} beside its state"
         elif output is not None and output.reverse != first.reverse:
             obstacle = "gives its outputs in another order than it reads"
-        elif not self._full(time):
+        elif not self._in_order(first, time):
             obstacle = "is not known to take one step for every entry of its sequence"
         return Outlets(
             "" if output is None else output.whole.name or "",
@@ -510,6 +514,47 @@ class _Walk:
             return True
         trips, steps = self.known.content(self.loop.trips), length(time)
         return isinstance(trips, np.ndarray) and trips.size == 1 and trips.item() == steps
+
+    def _in_order(self, source: Source, time: Axis) -> bool:
+        """Whether every entry of a sequence is known to be read once, first or last one first."""
+        if self.loop.node.op_type == "Scan":
+            return True
+        gather, steps = source.entry.producer(), length(time)
+        index = None if gather is None else gather.inputs[1]
+        if index is None or not self._full(time):
+            return False
+        counting = self._counting()
+        wanted = steps - 1 if source.reverse and isinstance(steps, int) else 0
+        if counting.value(index) != wanted or (source.reverse and not isinstance(steps, int)):
+            return False
+        return self.loop.node.inputs[1] is None or self._goes_on(counting, steps)
+
+    def _goes_on(self, counting: Counting, steps: Size | int) -> bool:
+        """Whether the condition allows every step; each step's allows the one after it."""
+        go_on, condition = self.loop.body.inputs[1], self.loop.condition
+        stored = self.known.constant(condition)
+        held = stored is not None and bool(stored.all())
+        if held or (condition is not None and resolved(condition) is go_on):
+            return counting.value(go_on) == 1
+        if not isinstance(steps, int):
+            return False
+        for _ in range(steps):
+            if counting.value(go_on) != 1:
+                return False
+            counting.advance()
+        return True
+
+    def _counting(self) -> Counting:
+        step, go_on = self.loop.body.inputs[:2]
+        counted = [v for v in self.loop.variables if v.before in self.counters]
+        starts = {v.before: v.start for v in counted}
+        sequels = {v.before: v.after for v in counted}
+        first, condition = self.loop.node.inputs[1], self.loop.condition
+        if condition is not None:
+            sequels[go_on] = condition
+        if first is not None:
+            starts[go_on] = first
+        return Counting(self.known, step, starts, sequels)
 
     def _note(self, states: list[Variable], sequences: list[Source]) -> Finding:
         carries = " and ".join(repr(s.before.name) for s in states)
