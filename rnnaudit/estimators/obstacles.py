@@ -30,7 +30,7 @@ _SETTLED = 1e-6  # change of a step, relative, that a settled state may still sh
 _BEYOND = 1e12  # a state this large, and larger than halfway before, grows without bound
 _FLOPS = 4e9  # multiplications that holding may cost
 _NEWTON = 15  # steps from each start
-_STARTS = 2e8  # of these, times S³
+_STARTS = 1e8  # of these, times S³
 
 
 @dataclass(frozen=True, slots=True, eq=False)
