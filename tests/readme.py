@@ -27,7 +27,7 @@ COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)
 # What differs from one machine to the next: times, errors at the level of float32 rounding, and
 # how far a search by gradients comes.
 VOLATILE = re.compile(
-    r"\d+(\.\d+)? (ms|µs|s)\b|\d+(\.\d+)?× (slower|faster)|\d+(\.\d+)?e-\d\d?|p\d\d 0\b"
+    r"\d+(\.\d+)? (ms|µs|s)\b|\d+(\.\d+)?× (slower|faster)|\d+(\.\d+)?e[-+]\d\d?|p\d\d 0\b"
     r"|output \w+ · .*|of (normal|saturating|data).*|no k < \d+|no k below .*"
 )
 
@@ -87,6 +87,7 @@ class Tour:
             text=True,
             check=False,
         )
+        assert "Traceback" not in done.stdout, done.stdout
         self.code = done.returncode
         return done.stdout
 
