@@ -29,6 +29,8 @@ COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)
 VOLATILE = re.compile(
     r"\d+(\.\d+)? (ms|µs|s)\b|\d+(\.\d+)?× (slower|faster)|\d+(\.\d+)?e[-+]\d\d?|p\d\d 0\b"
     r"|output \w+ · .*|of (normal|saturating|data).*|no k < \d+|no k below .*"
+    r"| {5,}\d+$",  # the last column of a gate's table
+    re.MULTILINE,
 )
 
 
