@@ -59,6 +59,26 @@ class Streaming(nn.Module):
         return y
 
 
+class Remembering(nn.Module):
+    """Keeps its state in an attribute that is no buffer, and empty at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTMCell(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.past = torch.zeros(0)
+        self.seen = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        past = self.past
+        if len(past) == 0:
+            past = torch.zeros(2, x.shape[0], 4)
+        h, c = self.memory(x, (past[0], past[1]))
+        self.past = torch.stack([h, c])
+        self.seen = h
+        return self.norm(h)
+
+
 class OwnCell(nn.Module):
     """Calls its weights as PyTorch does and computes something else."""
 
@@ -148,6 +168,8 @@ def test_a_state_kept_between_calls_is_a_finding(tmp_path: Path) -> None:
     assert [(finding.id, finding.where) for finding in model.findings] == [
         ("RA124", "hidden_state")
     ]
+    model = load(as_script(tmp_path, script(Remembering())))
+    assert [(finding.id, finding.where) for finding in model.findings[1:]] == [("RA124", "past")]
 
 
 def test_a_cell_of_its_own_class_is_not_taken_for_pytorchs(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 ``data.pkl`` is read by PyTorch's ``weights_only`` reader like any state_dict, each class of
 the archive's own replaced by a plain record of attributes. The code is only searched as
-text: for the nonlinearity of Elman cells, and for dropout that a trace in training mode has
-frozen into the model.
+text: for the nonlinearity of Elman cells, for dropout that a trace in training mode has
+frozen into the model, and for tensors that one call leaves to the next.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+
+from torch import Tensor
 
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.findings import finding
@@ -42,6 +45,7 @@ _TRAINING = re.compile(
 _CONSTANT = re.compile(
     r"\b(num_layers|dropout) : Final\[(?:int|float)\] = (\d{1,4}(?:\.\d{0,9})?)$", re.MULTILINE
 )
+_SET = re.compile(r"^ *self\.(\w{1,100}) = ", re.MULTILINE)
 _QUANTISED = re.compile(r"\.classes\.rnn\.|\.quantized\.")
 _PACKED = re.compile(
     r"\.classes\.rnn\.CellParamsBase$|\.classes\.quantized\.LinearPackedParamsBase$"
@@ -135,9 +139,12 @@ class TorchScriptLoader:
             findings=(*_dropout(modules), *_training(modules)),
         )
         try:
-            return read_model(tensors, source)
+            model = read_model(tensors, source)
         except UnsupportedModelError as error:
             raise _explained(path, error, classes, code) from None
+        said = {each.where for each in model.findings}
+        kept = (each for each in _kept(root, code) if each.where not in said)
+        return replace(model, findings=(*model.findings, *kept))
 
 
 def _weights_only(archive: Archive) -> io.BytesIO:
@@ -172,16 +179,35 @@ def _classes(path: Path, pickled: bytes) -> list[str]:
     return sorted(found)
 
 
+def _kept(root: object, code: Mapping[str, str]) -> Iterator[Finding]:
+    """Find the tensors that the code of one call sets and that of the next reads."""
+    for where, record in _records(root):
+        if record.kind.startswith("__torch__.torch."):  # a normalisation counts its batches
+            continue
+        text = _text(record.kind, code)
+        for name in dict.fromkeys(_SET.findall(text)):
+            read = re.search(rf"= self\.{name}$", text, re.MULTILINE) is not None
+            if read and isinstance(record.get(name), Tensor):
+                message = "a tensor that the code sets, and reads again at the next call"
+                yield finding("RA124", f"{where}.{name}".lstrip("."), message)
+
+
 def _recurrent(root: object) -> Iterator[tuple[str, Record]]:
     """Yield the records that hold recurrent weights themselves, with their paths."""
+    for where, record in _records(root):
+        if any(slot_of(str(name)) for name in record):
+            yield where, record
+
+
+def _records(root: object) -> Iterator[tuple[str, Record]]:
+    """Yield every object of the archive once, with its path."""
     todo, seen = [("", root)], set[int]()
     while todo:
         where, node = todo.pop()
         if not isinstance(node, Record) or id(node) in seen:
             continue
         seen.add(id(node))
-        if any(slot_of(str(name)) for name in node):
-            yield where, node
+        yield where, node
         todo.extend((f"{where}.{name}" if where else str(name), node[name]) for name in node)
 
 
