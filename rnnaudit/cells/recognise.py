@@ -154,7 +154,8 @@ class _Match:
     def _lstm(self, c: _Group, left: Sequence[_Group]) -> tuple[NamedCell, tuple[int, ...]]:
         """Match c' = f c + i g, and the group whose sequel is o tanh(c')."""
         f, added = _kept(c.terms, (self.algebra.state, c.places))
-        for h in left:
+        gated = [g for g in left if [(len(m), k) for m, k in g.terms.items()] == [(2, 1.0)]]
+        for h in gated:
             for o, squashed in _orders(_single(h.terms)):
                 if not _activated(squashed, o) or _terms(_argument(squashed)) != c.terms:
                     continue
