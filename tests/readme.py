@@ -115,7 +115,7 @@ def rewrite(page: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for fence, printed in replayed(page, Path(folder)):
             shown = "".join(
-                f"$ {exchange.command}\n{output.strip()}\n".replace("\n\n\n", "\n\n")
+                f"$ {exchange.command}\n" + (f"{output.strip()}\n" if output.strip() else "")
                 for exchange, output in zip(exchanges(fence), printed, strict=True)
             )
             text = text.replace(fence[0], f"```console\n{shown}```", 1)
