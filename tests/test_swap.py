@@ -79,7 +79,8 @@ def test_what_follows_is_counted_in_the_error():
 def test_it_computes_what_the_written_model_computes(tmp_path):
     torch.manual_seed(1)
     module = nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
-    settings = {"depth": 7, "form": "chunk", "steps": 300, "time_budget": 1.0}
+    few = sequences(n=2, steps=24, features=3)
+    settings = {"depth": 7, "form": "chunk", "steps": 300, "time_budget": 1.0, "data": few}
     truncated = rnnaudit.truncate(module, **settings)
     rnnaudit.truncate(module, tmp_path / "m.onnx", keep_ops=True, **settings)
     x = sequences(n=2, steps=300, features=3)
@@ -104,8 +105,9 @@ def test_a_proof_is_taken_where_there_is_one_and_holds_in_its_domain():
 
 def test_the_form_is_as_asked():
     module = nn.GRU(3, 4)
-    window = rnnaudit.truncate(module, depth=5, form="window", time_budget=1.0)
-    chunk = rnnaudit.truncate(module, depth=5, steps=1000, time_budget=1.0)
+    few = {"data": sequences(n=2, steps=24, features=3), "time_budget": 1.0}
+    window = rnnaudit.truncate(module, depth=5, form="window", **few)
+    chunk = rnnaudit.truncate(module, depth=5, steps=1000, **few)
     assert window.cuts[0][0].block == 1
     assert chunk.cuts[0][0].block > 1
 
@@ -141,11 +143,12 @@ def test_a_layer_may_be_cut_alone_and_a_cell_stays():
         def forward(self, x):
             return self.rnn(x)[0]
 
-    truncated, report = rnnaudit.truncate_module(Both(), depth=4, time_budget=1.0)
+    few = {"data": sequences(n=2, steps=24), "time_budget": 1.0}
+    truncated, report = rnnaudit.truncate_module(Both(), depth=4, **few)
     assert type(truncated.cell) is nn.LSTMCell
     assert [cut.depth for (cut,) in truncated.rnn.cuts] == [4, 4]
     assert any("have a truncated module" in each.reason for each in report.skipped)
-    half = rnnaudit.truncate(Both(), depth=4, layer="rnn[0]", time_budget=1.0)
+    half = rnnaudit.truncate(Both(), depth=4, layer="rnn[0]", **few)
     assert [cut and cut.depth for (cut,) in half.rnn.cuts] == [4, None]
 
 
