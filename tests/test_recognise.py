@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from rnnaudit import cells, export
 from rnnaudit.cells.recognise import recognise
 from rnnaudit.model import ElmanCell, GRUCell, LSTMCell, Operation, Port, TracedCell
+from rnnaudit.reports import wording
 from rnnaudit.truncation import Form
+from tests import reports_by_hand as by_hand
 from tests.test_load_traced import (
     BOOL,
     INT64,
@@ -421,3 +425,10 @@ def test_a_loop_inside_a_branch_is_read(tmp_path):
     cut = ir.to_proto(export.truncate_graph(found, {recurrence.label: STEPS}))
     feeds = {"X": draw(STEPS, 2, INPUTS), "which": np.array(True)}
     np.testing.assert_allclose(runtime(whole, feeds)[0], runtime(cut, feeds)[0], atol=1e-6)
+
+
+def test_a_report_suggests_no_truncation_where_no_node_can_be_replaced():
+    report = by_hand.STABLE
+    traced = [replace(r, cell="traced") for r in report.recurrences]
+    assert wording.next_command(report)[0][:2] == ("rnnaudit", "truncate")
+    assert wording.next_command(replace(report, recurrences=tuple(traced))) == (None, "")

@@ -252,7 +252,7 @@ class Algebra:
     def _named(self, operation: Operation) -> Activation:
         """Return the activation that an operator is; Clip to [0, 1] is a hard sigmoid."""
         if operation.op == "Clip":
-            bounds = [
+            bounds: list[object] = [
                 self._constants[name].item() if (name in self._constants) else None
                 for name in operation.inputs[1:]
             ] or [operation.attributes.get(k) for k in ("min", "max")]

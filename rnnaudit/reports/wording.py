@@ -228,6 +228,9 @@ def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
     eps = numbers.epsilon(depth.eps)
     measured = depth.measured.k if depth.measured is not None else None
     depths = [k for k in (depth.proved, measured) if k is not None]
+    written_out = {f.where for f in report.findings if f.id == "RA126"}
+    if all(r.cell == "traced" or r.name in written_out for r in report.recurrences):
+        return None, ""  # there is no node that a form could replace
     if depths:
         within = () if min(depths) <= MAX_DEPTH else ("--max-depth", str(min(depths)))
         return ("rnnaudit", "truncate", path, "--eps", eps, *carried, *within), ""
