@@ -11,14 +11,17 @@ import struct
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 from safetensors.torch import save, save_file
 from torch import nn
 
@@ -288,6 +291,104 @@ def test_names_are_never_paths(tmp_path: Path) -> None:
     with pytest.raises(RnnauditError):
         load(folder / "model.pt")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+# Graphs without end.
+
+CORPUS = Path(__file__).parent / "fuzz" / "corpus"
+
+
+def graph_file(path: Path, nodes: list[onnx.NodeProto], functions: Sequence[Any] = ()) -> Path:
+    """Write a graph from x to y."""
+    x, y = (helper.make_tensor_value_info(name, 1, ["N"]) for name in "xy")
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), functions=functions)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_million_nodes_are_refused_in_bounded_time(tmp_path: Path) -> None:
+    node = onnx.GraphProto(node=[helper.make_node("Identity", ["x"], ["y"])]).SerializeToString()
+    model = helper.make_model(onnx.GraphProto.FromString(node * 10**6))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    tracemalloc.start()
+    start = time.process_time()
+    refused(path, "has 1,000,000 nodes or more, and at most 200,000 are read")
+    assert time.process_time() - start < 20
+    assert tracemalloc.get_traced_memory()[1] < 128 * MIB
+    tracemalloc.stop()
+
+
+def test_functions_that_double_at_each_level_are_not_written_out(tmp_path: Path) -> None:
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+    functions = [
+        helper.make_function(
+            "d",
+            f"f{i}",
+            ["x"],
+            ["y"],
+            [
+                helper.make_node(f"f{i + 1}", ["x"], ["z"], domain="d"),
+                helper.make_node(f"f{i + 1}", ["z"], ["y"], domain="d"),
+            ],
+            imports,
+        )
+        for i in range(60)
+    ]
+    call = helper.make_node("f0", ["x"], ["y"], domain="d")
+    path = graph_file(tmp_path / "m.onnx", [call], functions)
+    refused(path, r"the functions of the model make 1,152,921,504,606,846,976 nodes, more than")
+    functions[-1].node[0].op_type = "f0"
+    refused(graph_file(path, [call], functions), "a function must not call itself, and f")
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """Encode one field of a protobuf message."""
+    size, length = b"", len(payload)
+    while length > 127:
+        size, length = size + bytes([length & 127 | 128]), length >> 7
+    return bytes([number << 3 | 2]) + size + bytes([length]) + payload
+
+
+@pytest.mark.parametrize("depth", [5, 25, 1000])
+def test_branches_inside_branches_end_in_one_line(tmp_path: Path, depth: int) -> None:
+    kind = onnx.AttributeProto(name="then_branch", type="GRAPH").SerializeToString()
+    graph = field(1, onnx.NodeProto(op_type="Neg", output=["y"]).SerializeToString())
+    for _ in range(depth):
+        node = onnx.NodeProto(op_type="If", output=["y"]).SerializeToString()
+        graph = field(1, node + field(5, kind + field(6, graph)))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.ModelProto(ir_version=8).SerializeToString() + field(7, graph))
+    if depth < 30:
+        refused(path, f"no recurrence found .*: looked at {depth + 1} nodes", UnsupportedModelError)
+    else:
+        refused(path, "is damaged or something else")
+
+
+# Every format, cut or blown up.
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CORPUS.iterdir()))
+def test_a_file_of_any_format_that_was_cut_is_refused(tmp_path: Path, name: str) -> None:
+    data = (CORPUS / name).read_bytes()
+    path = tmp_path / name
+    for keep in (0.05, 0.35, 0.65, 0.95):
+        path.write_bytes(data[: int(keep * len(data))])
+        refused(path, r"damaged|is of an unknown kind|no recurrence|holds no", RnnauditError)
+
+
+@pytest.mark.parametrize("name", ["script.pt", "exported.pt2"])
+def test_an_archive_of_any_format_that_blows_up_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with zipfile.ZipFile(CORPUS / name) as old, zipfile.ZipFile(path, "w") as new:
+        for entry in old.infolist():
+            new.writestr(entry, old.read(entry))
+        folder = old.namelist()[0].partition("/")[0]
+        new.writestr(f"{folder}/data/999", bytes(256 * MIB), zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    refused(path, r"declares 268\d{6} bytes in a file of \d+")
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()
 
 
 # Random damage.

@@ -51,7 +51,7 @@ def read_graph(path: Path) -> ir.Model:
         )
     if nodes > MAX_NODES:
         raise LoadError(
-            f"{path} has {nodes:,} nodes, more than the {MAX_NODES:,} that are read",
+            f"{path} has {nodes:,} nodes or more, and at most {MAX_NODES:,} are read",
             help="cut out the recurrent part, e.g. with onnx.utils.extract_model",
         )
     try:
@@ -95,12 +95,17 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _census(proto: onnx.ModelProto) -> tuple[int, bool]:
-    """Count the nodes of every graph, function and body, and check that all names are text."""
+    """Count the nodes of every graph, function and body, and check that all names are text.
+
+    Counting ends where there are too many.
+    """
     total, readable = 0, True
     waiting: list[Any] = [proto.graph, *proto.functions]
     while waiting:
         graph = waiting.pop()
         total += len(graph.node)
+        if total > MAX_NODES:
+            return total, readable
         names = [graph.name]
         if isinstance(graph, onnx.GraphProto):
             values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
