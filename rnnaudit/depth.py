@@ -100,6 +100,12 @@ class DepthStudy:
             )
         )
 
+    def error_of(self, depth: int, rows: Sequence[int]) -> float:
+        """Return the largest error of these sequences at this depth and every larger one."""
+        deep = [i for i, k in enumerate(self.depths) if k >= depth]
+        known = self.errors[[n for n in rows if n < len(self.errors)]][:, deep]
+        return float(known.nan_to_num(nan=math.inf).amax()) if known.numel() else 0.0
+
     @property
     def _resolutions(self) -> tuple[float, ...]:
         return self.resolutions or (0.0,) * len(self.lengths)

@@ -15,9 +15,8 @@ from pathlib import Path
 from rnnaudit import runtime
 from rnnaudit.data import Data
 from rnnaudit.errors import UnsupportedModelError
-from rnnaudit.estimators.probes import KINDS
 from rnnaudit.examine import Examination
-from rnnaudit.observe import FEW_IN_STEPS, LENGTH
+from rnnaudit.observe import LENGTH
 from rnnaudit.truncation import Shape
 from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.judge import judge
@@ -37,14 +36,14 @@ class Effects:
         file: Where each truncated graph is written, over the one before.
         shape: The form that is wanted.
         data: The user's sequences; synthetic ones are run where there are none.
-        unseen: Kinds of synthetic inputs that no depth has to serve.
+        unseen: Places among the synthetic inputs that no depth has to serve.
     """
 
     found: Examination
     file: Path
     shape: Shape
     data: Data | None
-    unseen: Sequence[str] = ()
+    unseen: Sequence[int] = ()
     _answers: dict[str, Sequence[Answer | None]] = field(default_factory=dict)
 
     def __call__(self, depths: Mapping[str, int]) -> float:
@@ -82,9 +81,8 @@ class Effects:
             steps = itertools.accumulate(feed.cost for feed in made)
             most = max(MOST_STEPS, made[0].cost)
             return [feed for feed, sum_ in zip(made, steps, strict=True) if sum_ <= most]
-        made = probe_feeds(slots, FEW_IN_STEPS, LENGTH, settings.seed, settings.input_range)
-        kinds = [KINDS[n % len(KINDS)] for n in range(len(made))]
-        alone = made[0].tried.batch == 1
-        return [
-            f for f, kind in zip(made, kinds, strict=True) if not alone or kind not in self.unseen
-        ]
+        known = [place for places in self.found.seen.sources for place in places]
+        n = next((size for slot in slots if (size := slot.fixed("batch"))), 1)
+        count = n * (1 + max(known, default=0))
+        made = probe_feeds(slots, count, LENGTH, settings.seed, settings.input_range)
+        return [feed for place, feed in enumerate(made) if place not in self.unseen]

@@ -217,11 +217,11 @@ def usable(found: Examination, stack: ExaminedStack, eps: float) -> tuple[int, .
     return tuple(sorted(least_first[: len(rows) - found.settings.failures(len(rows))]))
 
 
-def set_aside(found: Examination, wanted: Wanted) -> tuple[int, ...]:
-    """Return the places in the user's data of sequences that no depth has to serve."""
+def set_aside(found: Examination, wanted: Wanted, *, synthetic: bool = False) -> tuple[int, ...]:
+    """Return the places, in the data or among synthetic inputs, that no depth has to serve."""
     places: set[int] = set()
     for i, stack in enumerate(found.stacks):
-        if not stack.synthetic and _proved(found, stack, wanted) is None:
+        if stack.synthetic == synthetic and _proved(found, stack, wanted) is None:
             kept = usable(found, stack, wanted.eps / MARGIN)
             places |= {at for n, at in enumerate(found.seen.sources[i]) if n not in kept}
     return tuple(sorted(places))
@@ -254,6 +254,7 @@ class _Search:
     Attributes:
         units: The layers.
         needed: The depths of a layer for a tolerance of its own outputs.
+        moved: How far a layer's own outputs move at given depths.
         target: The error of the model's outputs that the depths must keep where it is measured.
         error: Measures it; None where it cannot be.
         own: Whether ``error`` is that of the stack in our own reading, not of a graph.
@@ -261,6 +262,7 @@ class _Search:
 
     units: tuple[Unit, ...]
     needed: Needed
+    moved: Measure
     target: float
     error: Measure | None
     own: bool
@@ -291,11 +293,15 @@ class _Search:
                 depths[label] = max(1, k)
             return depths
 
+        def moved(depths: Depths) -> float:
+            studies = {label: found.recurrences[label].study for label in depths}
+            return max(studies[n].error_of(k, rows[n]) for n, k in depths.items())
+
         def error(depths: Depths) -> float:
             return _error(found, parts[0][0], depths, rows[units[0][0]])
 
         own = found.model.direct
-        return cls(tuple(units), needed, target, error if own else measure, own)
+        return cls(tuple(units), needed, moved, target, error if own else measure, own)
 
     def ladder(self) -> Iterator[Depths]:
         """Give depths that keep the target, ever deeper ones.
@@ -334,8 +340,8 @@ class _Search:
         kept = [
             Skipped(
                 label,
-                f"cut alone to {alone[unit][label]} steps it moves the model's outputs by "
-                f"{up(errors[unit])}",
+                f"cut alone to {alone[unit][label]} steps, the most that is known of it, it moves "
+                f"the model's outputs by {up(errors[unit])}",
             )
             for unit in lost
             for label in unit
@@ -368,14 +374,14 @@ class _Search:
         return dropwhile(lambda depths: error(depths) > self.target, rungs)
 
     def _divided(self) -> Mapping[Unit, float] | None:
-        """Divide the target between layers by what each, cut alone, does to the outputs."""
+        """Divide the target between layers by what each does to the outputs when cut alone."""
         assert self.error is not None
         gains = {}
         for unit in self.units:
             depths = self.needed(unit, self.target)
             if depths is None:
                 return None
-            gains[unit] = self.error(depths) / self.target
+            gains[unit] = self.error(depths) / (self.moved(depths) or self.target)
         return divide(gains, self.needed, self.target)
 
 
