@@ -33,7 +33,7 @@ from rnnaudit.estimators import (
 )
 from rnnaudit.evidence import allowed_failures, measured_depth
 from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
-from rnnaudit.observe import Observation
+from rnnaudit.observe import Observation, vocabulary
 from rnnaudit.reports.numbers import exact
 from rnnaudit.results import (
     EPSILONS,
@@ -272,6 +272,7 @@ def _examined(
     for i, stack in enumerate(model.stacks):
         domain = domain_of(model, seen.stacks[i], settings, synthetic=seen.synthetic[i])
         domains.append(domain)
+        rows = _rows(model, stack, domain)
         parts = 1 + sum(1 for _ in stack.recurrences())
         proof = prove_stack(stack, domain, work.seconds(PROOF_SHARE * parts), settings.seed)
         owners = seen.owners[i]
@@ -295,7 +296,13 @@ def _examined(
                 spectrum=_spectrum(recurrence, longest, settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
                 refutation=_refuted_alone(
-                    recurrence, domain, longest, settings, work, in_the_way=in_the_way
+                    recurrence,
+                    domain,
+                    longest,
+                    settings,
+                    work,
+                    rows=rows,
+                    in_the_way=in_the_way,
                 ),
                 obstacles=in_the_way,
                 pictures=pictures(recurrence, longest, seed=settings.seed)
@@ -316,6 +323,7 @@ def _examined(
                     inputs.groups,
                     settings,
                     work,
+                    rows=rows,
                 ),
             )
         )
@@ -439,6 +447,7 @@ def _refuted_alone(
     settings: Settings,
     work: _Work,
     *,
+    rows: Tensor | None,
     in_the_way: Obstacles | None,
 ) -> Refutation | None:
     """Search for inputs that a recurrence remembers, where the caller's inputs reach it.
@@ -449,7 +458,7 @@ def _refuted_alone(
     if recurrence.layer or recurrence.initial.source == "computed":
         return None
     chain = Chain.of([recurrence])
-    found = _refute(chain, domain, cells.reads(recurrence, x), settings, work)
+    found = _refute(chain, domain, cells.reads(recurrence, x), settings, work, rows=rows)
     return _and_held(found, chain, in_the_way, settings)
 
 
@@ -472,6 +481,8 @@ def _refuted(
     groups: Sequence[Tensor],
     settings: Settings,
     work: _Work,
+    *,
+    rows: Tensor | None,
 ) -> Refutation | None:
     """Search for inputs that a stack remembers, where it runs in one direction."""
     if len(each) == 1 and stack.readout is None:
@@ -480,16 +491,33 @@ def _refuted(
     if not stack.causal or computed:
         return None
     chain = Chain.of([e.recurrence for e in each], stack.readout)
-    found = _refute(chain, each[0].domain, groups[-1], settings, work)
+    found = _refute(chain, each[0].domain, groups[-1], settings, work, rows=rows)
     return _and_held(found, chain, each[0].obstacles if len(each) == 1 else None, settings)
 
 
+def _rows(model: Model, stack: Stack, domain: Domain) -> Tensor | None:
+    """Return the rows [V, I] that a stack can read in a domain, where it reads an embedding."""
+    rows = vocabulary(model, stack)
+    if rows is None:
+        return None
+    low, high = domain.box(stack.input_size)
+    inside = rows[((rows >= low) & (rows <= high)).all(-1)]
+    return inside if len(inside) else None
+
+
 def _refute(
-    chain: Chain, domain: Domain, examples: Tensor, settings: Settings, work: _Work
+    chain: Chain,
+    domain: Domain,
+    examples: Tensor,
+    settings: Settings,
+    work: _Work,
+    *,
+    rows: Tensor | None,
 ) -> Refutation | None:
     """Search the domain for inputs that are remembered; None where that is out of reach.
 
-    ``examples`` [N, T, I] are in the chain's own reading order.
+    ``examples`` [N, T, I] are in the chain's own reading order; nothing but ``rows`` [V, I]
+    is tried where they are given.
     """
     low, high = domain.box(chain.input_size)
     finite = bool(low.isfinite().all() and high.isfinite().all())
@@ -507,6 +535,7 @@ def _refute(
         examples=examples,
         eps=settings.eps,
         budget_s=work.seconds(PROOF_SHARE / 2),
+        rows=rows,
     )
 
 

@@ -422,3 +422,26 @@ def _entries(value: Tensor, reading: Reading) -> Tensor:
     if reading.time is None:
         value = value.unsqueeze(1)
     return value.flatten(2) if value.ndim > 2 else value.unsqueeze(2)
+
+
+def vocabulary(model: Model, stack: Stack) -> Tensor | None:
+    """Return all inputs [V, I] that a stack can read, where they are an embedding's rows.
+
+    None where anything but a change of layout stands between the two.
+    """
+    site = stack.layers[0].site
+    if model.graph is None or site is None or site.reads or site.scope:
+        return None
+    graph = model.graph.graph
+    value = next((v for node in graph for v in node.outputs if v.name == site.x), None)
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in ("Identity", "Transpose", "Squeeze", "Unsqueeze"):
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    if node is None or node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+        return None
+    table = node.inputs[0]
+    if table is None or not table.is_initializer() or table.const_value is None:
+        return None
+    rows = _exact(table.const_value.numpy())
+    return rows if rows.shape[1:] == (stack.input_size,) else None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
+import rnnaudit
 from rnnaudit import cells
 from rnnaudit.cells.chain import Chain
 from rnnaudit.certificates import Domain, certify
@@ -177,3 +181,60 @@ def test_two_runs_that_both_overflow_are_no_evidence():
     apart = distances(Chain.of([r]), ones, ones)
     assert apart[0, 1] == math.inf
     assert apart[0, -1] == 0.0
+
+
+def test_only_tokens_are_tried_where_inputs_are_an_embedding():
+    rng = torch.Generator().manual_seed(5)
+    rows = draw(rng, 12, 3)
+    r = recurrence(random_cell("gru", 3, 6, rng, 1.5))
+    box = rows.amin(0), rows.amax(0)
+    arguments = {"horizon": 16, "restarts": 8, "steps": 10, "prefix": 12}
+    found = refute(
+        Chain.of([r]), *box, **arguments, rows=rows, seed=2, examples=draw(rng, 4, 30, 3)
+    )
+    for witness in found.witnesses:
+        x = torch.cat([witness.prefix, witness.inputs])
+        assert (x[:, None] == rows).all(-1).any(-1).all()
+    # Exchanging tokens finds more than as many random sequences of tokens.
+    chance = rows[torch.randint(12, (200, 28), generator=rng)]
+    apart = distances(Chain.of([r]), chance[:, :12], chance[:, 12:])[:, -1].max()
+    assert max(w.distances[-1] for w in found.witnesses) >= apart
+
+
+def test_the_only_token_that_sets_a_latch_is_found_and_without_it_none_is():
+    # h' = tanh(5h + 5x): x = 0 leaves it unset, x = 1 sets it for ever.
+    chain = Chain.of([elman([[5.0]], [[5.0]])])
+    rows = torch.tensor([[0.0], [1.0]]).double()
+    found = refute(chain, *unit_box(1), horizon=64, prefix=8, rows=rows)
+    assert found.never_forgets(0.1)
+    found = refute(chain, *unit_box(1), horizon=64, prefix=8, rows=rows[:1])
+    assert found.witnesses == ()
+
+
+def test_an_audit_tries_only_the_rows_of_a_graph_s_embedding(tmp_path):
+    """The row that would set the latch is never read, and what lies between rows cannot be."""
+    initializers = {
+        "E": np.array([[-0.2], [0.0], [0.2]], np.float32),
+        "W": np.full((1, 1, 1), 1.0, np.float32),
+        "R": np.full((1, 1, 1), 0.5, np.float32),
+    }
+    nodes = [
+        helper.make_node("Gather", ["E", "tokens"], ["embedded"]),
+        helper.make_node("RNN", ["embedded", "W", "R"], ["Y"], hidden_size=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["T", "N"])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["T", 1, "N", 1])],
+        [numpy_helper.from_array(value, name) for name, value in initializers.items()],
+    )
+    path = tmp_path / "tokens.onnx"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    report = rnnaudit.audit(path, witness=tmp_path / "w.npz")
+    assert report.depth.refuted_below > 0
+    with np.load(tmp_path / "w.npz") as found:
+        used = np.concatenate([found["prefix"], found["inputs"]]).astype(np.float32)
+    assert set(used.ravel()) <= set(initializers["E"].ravel())

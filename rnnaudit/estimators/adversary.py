@@ -28,6 +28,7 @@ PREFIX = 64
 _POOL = 256  # random starts that are tried for each that is then improved
 _SMALLEST = 1e-7  # distances below this refute no ε that reports use
 _BYTES = 1 << 29  # activations that one gradient may keep
+_TOKENS = 512  # rows of an embedding that are tried
 _ROUNDS = 4  # searches just beyond the depth reached so far
 _SLACK = 1 + 1e-9  # a distance must exceed ε by more than float64 adds to it
 
@@ -148,6 +149,45 @@ class _Box:
         """Bring inputs back into the box."""
         return torch.minimum(torch.maximum(x, self.low), self.high)
 
+    def moved(self, x: Tensor, slope: Tensor, size: Tensor) -> Tensor:
+        """Step uphill by ``size`` [B, 1, 1]: half of x along the slope's sign, half along it."""
+        by_sign = (torch.arange(len(x)) % 2 == 0).view(-1, 1, 1)
+        slope = slope * self.half
+        direction = slope / slope.abs().amax((1, 2), keepdim=True).clamp(min=1e-300)
+        direction = torch.where(by_sign, direction.sign(), direction)
+        return self.clip(x + size * self.half * direction)
+
+
+class _Rows(_Box):
+    """Inputs that are rows [V, I] of an embedding, or one-hot: tokens are drawn and exchanged."""
+
+    def __init__(self, rows: Tensor, rng: torch.Generator) -> None:
+        """Keep at most ``_TOKENS`` rows, drawn at random."""
+        super().__init__(rows.amin(0), rows.amax(0), rng)
+        self.rows = rows[torch.randperm(len(rows), generator=rng)[:_TOKENS]]
+
+    def draw(self, count: int, length: int) -> Tensor:
+        """Draw tokens [count, length] as rows: new at each step, or held for a while."""
+        token = torch.randint(len(self.rows), (count, length), generator=self.rng)
+        often = torch.tensor([0.0, 0.05, 0.3, 1.0])
+        rate = often[torch.randint(4, (count, 1), generator=self.rng)]
+        new = torch.rand(count, length, generator=self.rng) < rate
+        since = torch.where(new, torch.arange(length), 0).cummax(1).values
+        return self.rows[token.gather(1, since)]
+
+    def clip(self, x: Tensor) -> Tensor:
+        """Replace each input by the nearest row."""
+        near = [torch.cdist(part, self.rows).argmin(-1) for part in x]
+        return self.rows[torch.stack(near)] if near else x
+
+    def moved(self, x: Tensor, slope: Tensor, size: Tensor) -> Tensor:
+        """Exchange tokens at the share ``size`` of positions where the slope promises most."""
+        promise, token = (slope @ self.rows.mT).max(-1)
+        promise = promise - (slope * x).sum(-1)
+        rank = promise.argsort(dim=1, descending=True).argsort(dim=1)
+        chosen = (rank < (size[..., 0] * x.shape[1]).ceil()) & (promise > 0)
+        return torch.where(chosen.unsqueeze(-1), self.rows[token], x)
+
 
 class _Search:
     """Gradient ascent on the final distance of a batch of sequences [B, P + L, I]."""
@@ -170,20 +210,16 @@ class _Search:
         x = x.detach().requires_grad_()
         value = self._value(x)
         (slope,) = torch.autograd.grad(value.sum(), x)
-        return value.detach(), slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * self.box.half
+        return value.detach(), slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
     def ascend(self, x: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Improve x by backtracking steps; half follow the slope's sign, half its direction."""
-        box = self.box
+        """Improve x by backtracking steps."""
         value, slope = self._gradient(x)
         size = x.new_full((len(x), 1, 1), 0.5)
-        by_sign = (torch.arange(len(x)) % 2 == 0).view(-1, 1, 1)
         for _ in range(steps):
             if self.over():
                 break
-            direction = slope / slope.abs().amax((1, 2), keepdim=True).clamp(min=1e-300)
-            direction = torch.where(by_sign, direction.sign(), direction)
-            tried = box.clip(x + size * box.half * direction)
+            tried = self.box.moved(x, slope, size)
             found, its_slope = self._gradient(tried)
             better = found > value
             x = torch.where(better.view(-1, 1, 1), tried, x)
@@ -209,6 +245,7 @@ def refute(
     examples: Tensor | None = None,
     eps: float = 1e-3,
     budget_s: float | None = None,
+    rows: Tensor | None = None,
 ) -> Refutation:
     """Search the box [low, high] (each [I]) for inputs that a truncation gets wrong.
 
@@ -230,9 +267,12 @@ def refute(
         examples: Further starts [N, T, I], e.g. data; clipped to the box.
         eps: The ε that matters most.
         budget_s: Stop after this many seconds.
+        rows: Where inputs are discrete, all that there are [V, I], inside the box; no other
+            input is then tried, and of more than ``_TOKENS`` a random choice.
     """
     end = None if budget_s is None else time.monotonic() + budget_s
-    box = _Box(low, high, torch.Generator().manual_seed(seed))
+    rng = torch.Generator().manual_seed(seed)
+    box = _Box(low, high, rng) if rows is None else _Rows(rows, rng)
     search = _Search(chain, box, prefix, lambda: end is not None and time.monotonic() >= end)
     hunt = _Hunt(search, norm, restarts, steps, examples)
     length = min(8, horizon)
