@@ -391,7 +391,9 @@ def _truncated_file(
     with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
         file = Path(folder) / "candidate.onnx"
         if depth is None:
-            candidates, kept = plans(found, wanted, Effects(found, file, shape, served))
+            unseen = set_aside(found, wanted, synthetic=True)
+            measure = Effects(found, file, shape, served, unseen)
+            candidates, kept = plans(found, wanted, measure)
         else:
             candidates = iter([chosen(found, depth, wanted)])
             kept = tuple(each for stack in found.stacks for each in wanted.stays(stack))
