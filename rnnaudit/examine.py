@@ -459,7 +459,7 @@ def _refuted_alone(
         return None
     chain = Chain.of([recurrence])
     found = _refute(chain, domain, cells.reads(recurrence, x), settings, work, rows=rows)
-    return _and_held(found, chain, in_the_way, settings)
+    return _and_held(found, chain, in_the_way if rows is None else None, settings)
 
 
 def _and_held(
@@ -492,7 +492,8 @@ def _refuted(
         return None
     chain = Chain.of([e.recurrence for e in each], stack.readout)
     found = _refute(chain, each[0].domain, groups[-1], settings, work, rows=rows)
-    return _and_held(found, chain, each[0].obstacles if len(each) == 1 else None, settings)
+    alone = len(each) == 1 and rows is None  # else its prefix is none of this search's
+    return _and_held(found, chain, each[0].obstacles if alone else None, settings)
 
 
 def _rows(model: Model, stack: Stack, domain: Domain) -> Tensor | None:
