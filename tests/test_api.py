@@ -136,7 +136,8 @@ def test_sequences_come_from_memory_as_from_a_file(model, tmp_path, form):
 
 def test_what_is_no_model_or_no_data_is_refused_by_what_it_is(model):
     with pytest.raises(
-        rnnaudit.UsageError, match=r"must be a path, an nn\.Module or what .* returns, got OrderedDict"
+        rnnaudit.UsageError,
+        match=r"must be a path, an nn\.Module or what .* returns, got OrderedDict",
     ):
         rnnaudit.audit(torch.nn.RNN(2, 3).state_dict())
     with pytest.raises(rnnaudit.LoadError, match="wanted an array of numbers"):

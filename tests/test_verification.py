@@ -338,7 +338,9 @@ def gru() -> Model:
 def test_a_deep_enough_model_passes_and_errors_are_told_apart(gru, tmp_path):
     result = verify(gru, cut(gru, 40, tmp_path / "m.onnx"), eps=1e-3)
     assert result.passed
-    assert result.inputs_tried == 24  # lengths 1, 39, 40, 41, 160, 1000 × batches 1, 3 × two sources
+    assert (
+        result.inputs_tried == 24
+    )  # lengths 1, 39, 40, 41, 160, 1000 × batches 1, 3 × two sources
     assert result.conversion_error <= 1e-5
     assert result.max_abs_error <= result.truncation_error + result.conversion_error
     assert result.reference.startswith("the weights read in float64, and by PyTorch's own modules")
