@@ -4,16 +4,22 @@ import itertools
 import math
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
-from rnnaudit import cells
+from rnnaudit import cells, load
 from rnnaudit.budget import STEP, divide
+from rnnaudit.data import Data
+from rnnaudit.effects import Effects
 from rnnaudit.examine import Settings, examine
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.planning import Wanted, plans
+from rnnaudit.truncation import AUTO
 from tests.strategies import random_stack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,3 +94,74 @@ def test_divided_depths_keep_the_target_and_never_sum_to_more_than_a_shared_tole
     ]
     first = next(cut for cut in shared if error(cut) <= 5e-3)
     assert sum(depths.values()) <= sum(first.values())
+
+
+def parallel(path, loud):
+    """Write a graph of two GRUs side by side, the outputs of one multiplied by ``loud``."""
+    nodes, stored = [], [numpy_helper.from_array(np.array([1]), "directions")]
+    for name, seed in (("quiet", 0), ("loud", 1)):
+        rng = np.random.default_rng(seed)
+        for letter, width, scale in (("W", 3, 0.5), ("R", 4, 0.2)):
+            drawn = (scale * rng.standard_normal((1, 12, width))).astype(np.float32)
+            stored.append(numpy_helper.from_array(drawn, name + letter))
+        reads = ["x", name + "W", name + "R"]
+        nodes += [
+            helper.make_node("GRU", reads, [name + "4"], name=name, hidden_size=4),
+            helper.make_node("Squeeze", [name + "4", "directions"], [name]),
+        ]
+    stored.append(numpy_helper.from_array(np.float32(loud), "factor"))
+    nodes += [
+        helper.make_node("Mul", ["loud", "factor"], ["louder"]),
+        helper.make_node("Add", ["quiet", "louder"], ["y"]),
+    ]
+    ports = [("x", [None, None, 3]), ("y", [None, None, 4])]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in ports)
+    graph = helper.make_graph(nodes, "parallel", [x], [y], stored)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return load(path)
+
+
+rng = np.random.default_rng(0)
+DATA = Data({"x": tuple(rng.uniform(-1, 1, (60, 3)) for _ in range(6))}, "drawn.npy")
+
+
+def planned(model, eps, file):
+    """Plan with a graph's outputs measured; return the first plan, what stays and the measure."""
+    found = examine(
+        model,
+        observe(model, DATA, seed=0),
+        Settings(eps=eps, time_budget=2.0),
+    )
+    measure = Effects(found, file, AUTO, DATA)
+    order, kept = plans(found, Wanted(eps, 512), measure)
+    return next(order).depths, kept, measure, found
+
+
+def test_what_a_graph_amplifies_is_cut_deeper_and_the_rest_less_deep(tmp_path):
+    model = parallel(tmp_path / "loud.onnx", 30.0)
+    depths, kept, measure, found = planned(model, 1e-2, tmp_path / "cut.onnx")
+    assert kept == ()
+    assert measure(depths) <= 5e-3
+    own = {n: max(each.study.needed(5e-3)) for n, each in found.recurrences.items()}
+    assert depths["loud[0]"] > own["loud[0]"]
+    shared = {n: max(each.study.needed(5e-3 / 32)) for n, each in found.recurrences.items()}
+    assert sum(depths.values()) <= sum(shared.values())
+
+
+def test_what_a_graph_amplifies_too_much_stays_with_the_reason(tmp_path):
+    model = parallel(tmp_path / "loud.onnx", 1e9)
+    depths, kept, _, _ = planned(model, 1e-2, tmp_path / "cut.onnx")
+    assert set(depths) == {"quiet[0]"}
+    ((label, reason),) = ((each.where, each.reason) for each in kept)
+    assert label == "loud[0]"
+    assert reason.startswith("cut alone to ")
+    assert "it moves the model's outputs by " in reason
+
+
+def test_a_graph_that_cannot_be_run_moves_without_bound(tmp_path):
+    model = parallel(tmp_path / "loud.onnx", math.nan)
+    seen = observe(model, None, seed=0, sequences=5, length=32)
+    found = examine(model, seen, Settings(eps=1e-2, time_budget=1.0))
+    measure = Effects(found, tmp_path / "cut.onnx", AUTO, None)
+    assert measure({"loud[0]": 3}) == math.inf
