@@ -166,6 +166,34 @@ def test_weights_beside_an_onnx_model_are_part_of_it(folder):
     assert cache.find("a", path) is None
 
 
+def test_weights_behind_a_link_that_is_turned_are_other_weights(folder):
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Add", ["x", "w"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])],
+            [onnx.numpy_helper.from_array(np.zeros(64, np.float32), "w")],
+        )
+    )
+    for place in ("store", "store/old", "store/new", "here"):
+        Path(place).mkdir()
+    stored = Path("store/old/w.bin")
+    onnx.save(
+        model, "store/old/m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    Path("store/old/m.onnx").rename("store/m.onnx")
+    Path("store/new/w.bin").write_bytes(b"\1" * stored.stat().st_size)
+    path, link = Path("here/m.onnx"), Path("here/w.bin")
+    path.symlink_to("../store/m.onnx")
+    link.symlink_to("../store/old/w.bin")
+    cache.keep("a", by_hand.STABLE, path, beside(path))
+    assert cache.find("a", path) == by_hand.STABLE
+    link.unlink()
+    link.symlink_to("../store/new/w.bin")
+    assert cache.find("a", path) is None
+
+
 def test_a_cached_verdict_needs_nothing_slow(folder, capsys):
     run(capsys, "inspect", "m.pt")
     code = (

@@ -38,6 +38,25 @@ def read_graph(path: Path) -> ir.Model:
     Raises:
         LoadError: Not an ONNX model, a damaged one, or one that reaches outside its folder.
     """
+    model = _deserialised(path)
+    for tensor in _external(model):
+        _place(tensor, path)
+    return model
+
+
+def beside(path: Path) -> frozenset[Path]:
+    """Return the files that a model keeps its weights in, as its folder names them.
+
+    Links are not followed: what a link leads to may be another file the next time.
+
+    Raises:
+        LoadError: As `read_graph`.
+    """
+    found = _external(_deserialised(path))
+    return frozenset(path.parent / str(tensor.location) for tensor in found)
+
+
+def _deserialised(path: Path) -> ir.Model:
     proto = _parse(path)
     if not proto.HasField("graph") or not proto.graph.node:
         raise LoadError(
@@ -63,18 +82,7 @@ def read_graph(path: Path) -> ir.Model:
         raise LoadError(
             f"{path} is not a valid ONNX model: {brief(root)}", help="export it again"
         ) from None
-    for tensor in _external(model):
-        _place(tensor, path)
     return model
-
-
-def beside(path: Path) -> frozenset[Path]:
-    """Return the files that a model keeps its weights in, beside itself.
-
-    Raises:
-        LoadError: As `read_graph`.
-    """
-    return frozenset(Path(tensor.path) for tensor in _external(read_graph(path)))
 
 
 def _parse(path: Path) -> onnx.ModelProto:
