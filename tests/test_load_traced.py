@@ -175,6 +175,40 @@ def test_a_loop_that_counts_down_runs_in_reverse(tmp_path):
     assert np.abs(ours.numpy() - last).max() < 1e-5
 
 
+@pytest.mark.parametrize(("looped", "rows"), [(True, "N"), (True, 2), (False, "N")])
+def test_a_step_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path, looped, rows):
+    # For one sequence h − reversed(h) is 0, and nothing is remembered; of two it holds for ever.
+    step = [
+        op("Slice", "h back end first back", "turned"),
+        op("Sub", "h turned", "d"),
+        op("MatMul", "d V", "hv"),
+        op("MatMul", "x W", "xw"),
+        op("Add", "xw hv", "a"),
+        op("Tanh", "a", "h_next"),
+    ]
+    stored = {
+        "back": np.array([-1]),
+        "end": np.array([-99]),
+        "first": np.array([0]),
+        "W": np.eye(3, 4, dtype=np.float32),
+        "V": 2 * np.eye(4, dtype=np.float32),
+    }
+    h, x = [rows, 4], [rows, 3]
+    if looped:
+        body = graph(step, [info("h", h), info("x", x)], [info("h_next", h)])
+        scan = op("Scan", "h0 X", "h_last", body=body, num_scan_inputs=1)
+        proto = model([scan], [info("h0", h), info("X", ["T", *x])], [info("h_last", h)], stored)
+        X = np.zeros((40, 2, 3), np.float32)
+        X[0, 0] = 1
+        (last,) = runtime(proto, {"h0": np.zeros((2, 4), np.float32), "X": X})
+        assert np.abs(last[:, :3]).min() > 0.9
+    else:
+        proto = model(step, [info("h", h), info("x", x)], [info("h_next", h)], stored)
+    found = read(tmp_path, proto)
+    assert not list(found.recurrences())
+    assert "mixes the sequences of a batch" in found.skipped[0].reason
+
+
 # --- Scan -------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from rnnaudit.loaders.onnx.bodies import (
     STANDARD,
     Carried,
     Entering,
+    apart,
     captured,
     region,
     resolved,
@@ -32,12 +33,23 @@ from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import for_one, shape_of
 from rnnaudit.loaders.onnx.wiring import Wiring
-from rnnaudit.model import InitialState, Layer, Outlets, Reading, Recurrence, Site
+from rnnaudit.model import (
+    InitialState,
+    Layer,
+    Outlets,
+    Reading,
+    Recurrence,
+    Site,
+    TracedCell,
+)
 from rnnaudit.results import Finding
 
 LOOPS = frozenset({"Loop", "Scan"})
 
 _COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
+_SEVERAL = 3
+"""Sequences of a batch that are told apart."""
+
 _SCALES = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
 
 
@@ -389,17 +401,13 @@ class _Walk:
         self, states: list[Variable], output: Output | None, sequences: list[Source]
     ) -> Read:
         """Trace the step and say where it sits among the graph's values."""
-        carried = [
-            Carried(s.before, s.after, for_one(self.known, s.before, s.start, s.after))
-            for s in states
-        ]
-        entering = [Entering(s.entry, self._entry_shape(s), s.whole.dtype) for s in sequences]
-        carried, entering = _for_one(carried, entering)
+        carried, entering = _for_one(*self._ports(states, sequences, 1))
         finals = [s.final is not None and _read(s.final) for s in states]
         outputs = 1 if output is not None or finals[0] else len(states)
         cell = trace(
             carried, entering, self.known, self.loop.body, opset=self.opset, outputs=outputs
         )
+        self._apart(cell, states, sequences)
         state, findings = initial_state(
             [(s.start, c.shape) for s, c in zip(states, carried, strict=True)],
             self.wiring,
@@ -445,6 +453,29 @@ class _Walk:
             frozenset() if last is None else frozenset({last}),
         )
 
+    def _ports(
+        self, states: list[Variable], sequences: list[Source], rows: int
+    ) -> tuple[list[Carried], list[Entering]]:
+        """Return what a step carries and reads of as many sequences, where the run decides that."""
+        shapes = [for_one(self.known, s.before, s.start, s.after, rows=rows) for s in states]
+        return (
+            [Carried(s.before, s.after, n) for s, n in zip(states, shapes, strict=True)],
+            [Entering(s.entry, self._entry_shape(s, rows), s.whole.dtype) for s in sequences],
+        )
+
+    def _apart(self, cell: TracedCell, states: list[Variable], sequences: list[Source]) -> None:
+        """Refuse a step that mixes the sequences of a batch, where it can take several."""
+        try:
+            several = trace(
+                *self._ports(states, sequences, _SEVERAL),
+                self.known,
+                self.loop.body,
+                opset=self.opset,
+            )
+        except Refused:
+            return  # it runs for one sequence only
+        apart(cell, several)
+
     def _outlets(
         self,
         states: list[Variable],
@@ -475,16 +506,16 @@ class _Walk:
             obstacle and f"its {self.loop.node.op_type} {obstacle}",
         )
 
-    def _entry_shape(self, source: Source) -> tuple[int, ...]:
-        """Return what one step reads of a source, for one sequence."""
+    def _entry_shape(self, source: Source, rows: int) -> tuple[int, ...]:
+        """Return what one step reads of a source, of so many sequences where the run decides."""
         sizes = shape_of(self.known, source.whole)
         if sizes is None:
-            return for_one(self.known, source.entry)
+            return for_one(self.known, source.entry, rows=rows)
         if source.time is not None:
             along = source.time % max(1, len(sizes))
             sizes[along] = 1
         gone = {source.batch, None if source.kept or source.time is None else along}
-        return tuple(1 if n is None else n for i, n in enumerate(sizes) if i not in gone)
+        return tuple(rows if n is None else n for i, n in enumerate(sizes) if i not in gone)
 
     def _reading(self, source: Source, entry: tuple[int, ...]) -> Reading:
         """Say along which axes a value is read; the first that is left is that of sequences."""

@@ -52,8 +52,8 @@ def _numbers(sizes: Sequence[object]) -> Sizes:
     return [n if isinstance(n, int) else None for n in sizes]
 
 
-def for_one(known: Knowledge, *values: ir.Value) -> tuple[int, ...]:
-    """Return a value's shape for one sequence: what only the run decides is 1.
+def for_one(known: Knowledge, *values: ir.Value, rows: int = 1) -> tuple[int, ...]:
+    """Return a value's shape for one sequence, or ``rows``: how long what only the run decides is.
 
     Raises:
         Refused: Nothing tells it.
@@ -61,7 +61,7 @@ def for_one(known: Knowledge, *values: ir.Value) -> tuple[int, ...]:
     sizes = shape_of(known, *values) or _multiplied(known, values[0])
     if sizes is None:
         raise Refused(f"the shape of {values[0].name!r} is not known")
-    return tuple(1 if n is None else n for n in sizes)
+    return tuple(rows if n is None else n for n in sizes)
 
 
 def _multiplied(known: Knowledge, value: ir.Value) -> Sizes | None:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from rnnaudit.cells.operators import OPERATORS
 from rnnaudit.findings import finding
 from rnnaudit.loaders.onnx.axes import Atom, Layout, axis
-from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, captured, trace
+from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, apart, captured, trace
 from rnnaudit.loaders.onnx.contents import MOVES
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
@@ -26,7 +26,7 @@ from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import Sizes, for_one, shape_of
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
-from rnnaudit.model import Layer, Reading, Recurrence, Site
+from rnnaudit.model import Layer, Reading, Recurrence, Site, TracedCell
 from rnnaudit.results import Finding, Skipped
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
@@ -207,6 +207,7 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
     entering = [Entering(v, for_one(known, v), v.dtype) for v in entrances]
     carried = [Carried(p.before, p.after, for_one(known, p.before, p.after)) for p in group]
     cell = trace(carried, entering, known, group[0].graph, opset=opset, outputs=len(carried))
+    _apart(cell, group, entrances, known, opset)
     state, _ = initial_state([(c.before, c.shape) for c in carried], wiring, where)
     names = " and ".join(f"{p.before.name!r} → {p.after.name!r}" for p in group)
     note = finding(
@@ -219,6 +220,23 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
         Reading(e.value.name or "", None, 0 if len(e.shape) > 1 else None) for e in entering
     )
     return placed(Recurrence(where, 0, cell, state), reads, group, (note,))
+
+
+def _apart(
+    cell: TracedCell, group: list[Pair], entrances: list[ir.Value], known: Knowledge, opset: int
+) -> None:
+    """Refuse a step that mixes the sequences of a batch, where it can take several."""
+    try:
+        several = trace(
+            [Carried(p.before, p.after, for_one(known, p.before, p.after, rows=3)) for p in group],
+            [Entering(v, for_one(known, v, rows=3), v.dtype) for v in entrances],
+            known,
+            group[0].graph,
+            opset=opset,
+        )
+    except Refused:
+        return  # it runs for one sequence only
+    apart(cell, several)
 
 
 def placed(
