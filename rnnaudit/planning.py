@@ -175,7 +175,7 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
         return None
     # A recurrence that is not cut adds no error of its own.
     cut = {r.label: max(1, depths[r.label]) for r in wanted.cut(stack)}
-    return cut if max(cut.values()) <= wanted.max_depth else None
+    return cut if max(cut.values(), default=0) <= wanted.max_depth else None
 
 
 def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from rnnaudit.estimators.probes import KINDS
 from rnnaudit.examine import Settings, examine
 from rnnaudit.model import ElmanCell, Layer, Model, Stack
 from rnnaudit.observe import observe
-from rnnaudit.planning import Wanted, chosen, left_out, plans, usable
+from rnnaudit.planning import Wanted, chosen, left_out, plans, set_aside, usable
 from tests import strategies
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,6 +59,14 @@ def test_a_refusal_says_what_was_wanted_and_what_stands_against_it(tmp_path):
         UnsupportedModelError, match=r"got none: rnn\[0\]: it (needs|remembers longer)"
     ):
         plans(found, Wanted(1e-3, 1, "measured"))
+
+
+def test_what_cannot_be_cut_sets_nothing_aside_and_says_why(tmp_path):
+    found = examined(tmp_path, gain=0.5)
+    wanted = Wanted(1e-3, 512, obstacles={"rnn[0]": "its Loop is odd"})
+    assert set_aside(found, wanted, synthetic=True) == ()
+    with pytest.raises(UnsupportedModelError, match=r"rnn\[0\]: its Loop is odd"):
+        plans(found, wanted)
 
 
 def test_a_chosen_depth_is_taken_whatever_the_evidence(tmp_path):
