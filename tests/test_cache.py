@@ -15,6 +15,8 @@ from onnx import TensorProto, helper
 
 from rnnaudit.cli import app, audits, cache
 from rnnaudit.loaders.onnx.reading import beside
+from rnnaudit.reports.json import JsonRenderer
+from rnnaudit.reports.reading import read
 from tests import reports_by_hand as by_hand
 from tests.test_cli import api  # noqa: F401 (a fixture)
 
@@ -207,3 +209,11 @@ def test_a_cached_verdict_needs_nothing_slow(folder, capsys):
     )
     assert result.stderr == "0 []\n"
     assert json.loads(result.stdout)["passed"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1" + "0" * 400])
+def test_a_number_that_no_report_holds_is_refused(number):
+    text = JsonRenderer().render(by_hand.STABLE).replace('"seed": 0', f'"seed": {number}')
+    assert number in text
+    with pytest.raises(ValueError, match=r"too large|invalid literal"):
+        read(text)

@@ -45,9 +45,16 @@ def read_all(text: str) -> tuple[Report, ...]:
 
 def _json(text: str) -> Mapping[str, Any]:
     try:
-        return _mapping(json.loads(text))
+        return _mapping(json.loads(text, parse_constant=_integer, parse_int=_integer))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _integer(text: str) -> int:
+    """Refuse NaN and infinity, which are no JSON, and whole numbers that no report holds."""
+    if len(text) > 20:
+        raise ValueError(f"{text[:20]}… is too large")
+    return int(text)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
