@@ -52,7 +52,9 @@ def read(path: Path) -> tuple[Any, int]:
             raw = file.read(LARGEST + 1)
     except OSError as error:
         raise LoadError(
-            f"a proof file must be readable, got {path}: {error.strerror}", id="RA132"
+            f"a proof file must be readable, got {path}: {error.strerror}",
+            help="check the path",
+            id="RA132",
         ) from error
     if len(raw) > LARGEST:
         raise LoadError(f"a proof file has at most 1 GiB, and {path} has more", id="RA132")

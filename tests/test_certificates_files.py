@@ -370,6 +370,7 @@ def test_what_is_no_proof_file_exits_with_3(saved, capsys):
     code, out, err = run(capsys, "check", "absent", "m.pt", "--format", "json")
     assert code == 3
     assert json.loads(out)["error"]["id"] == "RA132"
+    assert err.endswith("got absent: No such file or directory; check the path\n")
     with pytest.raises(LoadError, match="a proof file must be readable"):
         rnnaudit.check(saved, "m.pt")
 
