@@ -20,7 +20,7 @@ from rnnaudit.cli import app, config, options
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.reports import RENDERERS, JsonRenderer
 from rnnaudit.reports.json import schema
-from rnnaudit.results import ProofFile
+from rnnaudit.results import ProofFile, Replay
 from tests import reports_by_hand as by_hand
 
 COMMANDS = tuple(command.__name__ for command, _ in app.COMMANDS)
@@ -38,6 +38,8 @@ class FakeApi(types.ModuleType):
             "truncate": by_hand.TRUNCATE_PASS,
             "verify": replace(by_hand.VERIFY_NOTHING, equivalence=by_hand.PASS),
         }
+        again = Replay("rnn[0]", 1e-3, "max", (3,), (0.2,), (0.2,), "PyTorch", "|x| ≤ 1", True)
+        self.answers["replay"] = replace(by_hand.STABLE, replay=again)
         proof = ProofFile("model.proof.json", 4096, valid=True)
         self.answers |= dict.fromkeys(
             ("certify", "check"), replace(by_hand.STABLE, proof_file=proof)
@@ -382,6 +384,7 @@ def test_lists_and_tables_of_the_configuration_are_options_given_again(api, caps
     ("text", "words"),
     [
         ("epz = 1", "rnnaudit.toml: a key must be one of allow, "),
+        ("max_dpth = 1", "got 'max_dpth'; did you mean max-depth?"),
         ("help = true", "got 'help'"),
         ("[gait]\nx = 1", "got 'gait'"),
         ("[gate]\nx = 1", "rnnaudit.toml, [gate]: a key must be one of"),

@@ -7,6 +7,7 @@ the arguments' names (``model``). A table named after a command holds for that c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,8 +100,11 @@ def _settings(folder: Path) -> tuple[str, Mapping[str, Any]]:
 def _known(key: str, known: set[str], where: str) -> str:
     name = key.replace("_", "-")
     if name not in known:
-        keys = ", ".join(sorted(known))
-        raise _refuse(f"{where}: a key must be one of {keys}, got {key!r}")
+        near = get_close_matches(name, known, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise _refuse(
+            f"{where}: a key must be one of {', '.join(sorted(known))}, got {key!r}{meant}"
+        )
     return name
 
 
