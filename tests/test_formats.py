@@ -29,7 +29,7 @@ from rnnaudit.reports import (
 )
 from rnnaudit.reports.json import gate_schema
 from rnnaudit.reports.reading import read, read_all
-from rnnaudit.results import Depth, Location, Refusal, Report, Skipped
+from rnnaudit.results import Depth, Location, Refusal, Replay, Report, Skipped
 from tests import reports_by_hand as by_hand
 from tests.test_reports import names, renamed
 
@@ -277,7 +277,7 @@ def test_what_is_written_is_read_back(texts):
 plain = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
     lambda inner: (
@@ -287,11 +287,22 @@ plain = st.recursive(
 )
 
 
+@st.composite
+def replays(draw):
+    n = draw(st.integers(1, 3))
+    found = draw(st.builds(Replay))
+    distances = st.lists(st.floats(0, 1e3), min_size=n, max_size=n).map(tuple)
+    depths = tuple(range(1, n + 1))
+    return replace(found, depths=depths, found=draw(distances), replayed=draw(distances))
+
+
 @given(data=st.data())
 @settings(max_examples=25)
 def test_any_report_of_finite_numbers_is_read_back_the_same(data):
     st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+    st.register_type_strategy(int, st.integers(-(2**63), 2**63))
     st.register_type_strategy(object, plain)
+    st.register_type_strategy(Replay, replays())
     try:
         report = data.draw(st.from_type(Report))
     finally:

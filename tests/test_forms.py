@@ -530,7 +530,7 @@ def test_a_guarded_model_verifies_as_one_without(tmp_path):
     model = random_model(5, "gru", gain=0.3)
     path = tmp_path / "cut.onnx"
     path.write_bytes(serialize(truncate_graph(model, every(model, 16), guarded=True)))
-    assert verify(model, path, eps=2e-2, time_budget=10).passed
+    assert verify(model, path, eps=5e-2, time_budget=10).passed
 
 
 # ------------------------------------------------------------------------------ choosing
@@ -571,7 +571,7 @@ def test_a_written_form_verifies_against_its_own_reading(tmp_path, form):
     path = tmp_path / "cut.onnx"
     graph = truncate_graph(model, every(model, 16), {"rnn[0]": form})
     path.write_bytes(serialize(graph))
-    judged = verify(model, path, eps=2e-2, time_budget=10)
+    judged = verify(model, path, eps=5e-2, time_budget=10)
     assert judged.passed
     assert judged.conversion_error <= 1e-5
     assert judged.truncation_error > 1e-7
