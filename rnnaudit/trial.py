@@ -91,8 +91,9 @@ def first_to_pass(
             eps=settings.eps,
             depths=plan.depths,
             data=data,
-            # Fresh inputs: the depth was chosen on those of the audit's own seed.
-            seed=settings.seed + 1 + number,
+            # Fresh inputs, as the depth was chosen on those of the audit's own seed; and the same
+            # for every plan, so that a deeper one is held to what a shallower one failed.
+            seed=settings.seed + 1,
             time_budget=settings.time_budget,
             box=_proved_box(found) if plan.evidence == "proved" else None,
         )
