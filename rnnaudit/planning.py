@@ -23,6 +23,9 @@ from rnnaudit.truncation import Plan, plan
 MARGIN = 2.0
 """A measured depth keeps ε / MARGIN on the sequences that it was measured on."""
 
+TRIES = 5
+"""How many plans are tried before a truncation is given up."""
+
 _LADDER = tuple(4.0 * 2.0**-i for i in range(16))
 """Tolerances of single recurrences, in units of ε / MARGIN, largest first."""
 

@@ -23,14 +23,11 @@ from rnnaudit.loaders.module import evaluating
 from rnnaudit.model import Model
 from rnnaudit.modules import Cut, truncate_
 from rnnaudit.observe import LENGTH, MOST_ROWS, Owner
-from rnnaudit.planning import Wanted, chosen, plans
+from rnnaudit.planning import TRIES, Wanted, chosen, plans
 from rnnaudit.results import Equivalence, Skipped
 from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification.judge import Outputs, Tried, judge
 from rnnaudit.verification.live import tensors
-
-TRIES = 5
-"""How many plans are tried before a truncation is given up."""
 
 STRICTER = (1, 8, 64)
 """Shares of ε that the recurrences themselves are given in turn: what follows may amplify."""

@@ -16,6 +16,7 @@ from rnnaudit.data import Data
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, Progress
 from rnnaudit.model import Model
+from rnnaudit.planning import TRIES
 from rnnaudit.results import Equivalence, Export
 from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Form, Plan, Shape
@@ -27,9 +28,6 @@ from rnnaudit.verification.slots import of_graph, of_port
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-TRIES = 5
-"""How many plans are written and verified before a truncation is given up."""
 
 TIMED_STEPS = 256
 """Steps of the input that both models are timed on, where there are no data."""

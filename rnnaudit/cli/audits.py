@@ -52,6 +52,25 @@ class Question:
         return self.time_budget is None and self.weights is None and not made
 
 
+def find(
+    question: Question,
+    model: Model | str,
+    *,
+    witness: str | None = None,
+    cached: bool,
+    verbose: bool,
+    progress: Progress | None,
+) -> Report:
+    """Answer for a path; audit anew what no path stands for, or what is to leave a witness.
+
+    Raises:
+        RnnauditError: As `rnnaudit.audit`.
+    """
+    if isinstance(model, str) and witness is None:
+        return answer(question, model, cached=cached, verbose=verbose, progress=progress)
+    return audit(question, model, witness=witness, progress=progress)
+
+
 def answer(
     question: Question, model: str, *, cached: bool, verbose: bool, progress: Progress | None
 ) -> Report:

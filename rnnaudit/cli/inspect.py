@@ -62,20 +62,13 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
             pictures=form is options.Format.HTML,
         )
         with output.progress(quiet=quiet) as progress:
-            if (
-                model is None
-                or factory is not None
-                or trust_pickle
-                or weights
-                or witness is not None
-            ):
-                source = inputs.model(
-                    model, factory=factory, trust_pickle=trust_pickle, weights=weights
-                )
-                report = audits.audit(question, source, witness=witness, progress=progress)
-            else:
-                report = audits.answer(
-                    question, model, cached=cached, verbose=verbose, progress=progress
-                )
+            report = audits.find(
+                question,
+                inputs.model(model, factory=factory, trust_pickle=trust_pickle, weights=weights),
+                witness=witness,
+                cached=cached,
+                verbose=verbose,
+                progress=progress,
+            )
         report = output.timed(report, step_seconds)
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

@@ -57,15 +57,13 @@ def report(  # noqa: PLR0917 (each parameter is an option)
             pictures=True,
         )
         with output.progress(quiet=quiet) as progress:
-            if model is None or factory is not None or trust_pickle or weights:
-                source = inputs.model(
-                    model, factory=factory, trust_pickle=trust_pickle, weights=weights
-                )
-                found = audits.audit(question, source, progress=progress)
-            else:
-                found = audits.answer(
-                    question, model, cached=cached, verbose=False, progress=progress
-                )
+            found = audits.find(
+                question,
+                inputs.model(model, factory=factory, trust_pickle=trust_pickle, weights=weights),
+                cached=cached,
+                verbose=False,
+                progress=progress,
+            )
         found = output.timed(found, step_seconds)
         output.emit(found, form, file=written, quiet=quiet, verbose=False)
         if not quiet:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from rnnaudit.integrations.watching import Question, Watch, positive
+from rnnaudit.integrations.watching import Question, Schedule, Watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -49,11 +49,8 @@ class AuditCallback(Callback):  # type: ignore[misc]
         **question: Unpack[Question],
     ) -> None:
         super().__init__()
-        positive(every_n_epochs=every_n_epochs, every_n_steps=every_n_steps)
-        self._every_n_epochs = every_n_epochs
-        self._every_n_steps = every_n_steps
+        self._schedule = Schedule(every_n_epochs, every_n_steps)
         self._watch = Watch(module, policy, patience, question)
-        self._step = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -64,21 +61,19 @@ class AuditCallback(Callback):  # type: ignore[misc]
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Audit every so many optimizer steps."""
-        step, every = trainer.global_step, self._every_n_steps
-        if every is not None and step > self._step and step % every == 0:
+        if self._schedule.at_step(trainer.global_step):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Audit every so many epochs, unless the last step has just done so."""
-        every, done = self._every_n_epochs, trainer.current_epoch + 1
-        if every is not None and done % every == 0 and trainer.global_step != self._step:
+        if self._schedule.at_epoch(trainer.current_epoch + 1, trainer.global_step):
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, module: LightningModule) -> None:
-        self._step = trainer.global_step
+        self._schedule.step = trainer.global_step
         if trainer.is_global_zero:
             found = self._watch.look(module)
             for logger in trainer.loggers:
-                logger.log_metrics(found, step=self._step)
+                logger.log_metrics(found, step=trainer.global_step)
             trainer.callback_metrics.update({key: torch.tensor(found[key]) for key in found})
         trainer.should_stop = trainer.strategy.broadcast(self._watch.stops) or trainer.should_stop

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rnnaudit.integrations.watching import Question, Watch, positive
+from rnnaudit.integrations.watching import Question, Schedule, Watch
 
 if TYPE_CHECKING:
     from rnnaudit.policy import Policy
@@ -46,12 +46,9 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
         patience: int = 1,
         **question: Unpack[Question],
     ) -> None:
-        positive(every_n_epochs=every_n_epochs, every_n_steps=every_n_steps)
         self._trainer = trainer
-        self._every_n_epochs = every_n_epochs
-        self._every_n_steps = every_n_steps
+        self._schedule = Schedule(every_n_epochs, every_n_steps)
         self._watch = Watch(module, policy, patience, question)
-        self._step = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -62,19 +59,18 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Audit every so many optimizer steps."""
-        if self._every_n_steps is not None and state.global_step % self._every_n_steps == 0:
+        if self._schedule.at_step(state.global_step):
             self._look(state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Audit every so many epochs, unless the last step has just done so."""
-        every, done = self._every_n_epochs, round(state.epoch or 0)
-        if every is not None and done % every == 0 and state.global_step != self._step:
+        if self._schedule.at_epoch(round(state.epoch or 0), state.global_step):
             self._look(state, control)
 
     def _look(self, state: TrainerState, control: TrainerControl) -> None:
-        self._step = state.global_step
+        self._schedule.step = state.global_step
         if state.is_world_process_zero:
             model = self._trainer.accelerator.unwrap_model(self._trainer.model)
             found = self._watch.look(model)

@@ -106,6 +106,36 @@ class Watch:
             return Refusal(name, error.id, str(error.args[0]), error.help)
 
 
+@dataclass(slots=True)
+class Schedule:
+    """When a model in training is audited.
+
+    Attributes:
+        every_n_epochs: Epochs between audits; None for none at the end of epochs.
+        every_n_steps: Optimizer steps between audits; None for none within epochs.
+        step: The optimizer step of the last audit.
+    """
+
+    every_n_epochs: int | None
+    every_n_steps: int | None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse intervals that make no sense."""
+        positive(every_n_epochs=self.every_n_epochs, every_n_steps=self.every_n_steps)
+
+    def at_step(self, step: int) -> bool:
+        """Whether to audit after this many optimizer steps."""
+        return (
+            self.every_n_steps is not None and step > self.step and step % self.every_n_steps == 0
+        )
+
+    def at_epoch(self, epoch: int, step: int) -> bool:
+        """Whether to audit after this many epochs, unless the last step has just done so."""
+        every = self.every_n_epochs
+        return every is not None and epoch % every == 0 and step != self.step
+
+
 def _submodule(root: nn.Module, name: str) -> nn.Module:
     try:
         return root.get_submodule(name)
