@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -105,3 +106,20 @@ def test_every_root_returns_to_itself_and_its_radius_is_that_of_autodiff(seed, k
 
 def test_a_linear_unit_without_a_fixed_point_gives_none():
     assert orbits(elman([[1.0]], [1.0], "affine"), *starts(1)) == ()
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_fixed_point_that_repels_is_met_in_one_step_whatever_the_threads(size):
+    rng = torch.Generator().manual_seed(size)
+    W = 1.5 * torch.linalg.qr(torch.randn(size, size, generator=rng).double()).Q
+    b = torch.randn(size, generator=rng).double()
+    cell = ElmanCell(W, torch.zeros(size, 1).double(), b, Activation("affine", 1.0, 0.0))
+    wanted = torch.from_numpy(np.linalg.solve(np.eye(size) - W.numpy(), b.numpy()))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        (found,) = orbits(cell, *starts(size, count=3), steps=2)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.allclose(found.states[0], wanted, rtol=0, atol=1e-9)
+    assert found.radius == pytest.approx(1.5, rel=1e-9)

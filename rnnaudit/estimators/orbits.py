@@ -105,12 +105,21 @@ def _roots(cell: Cell, s: Tensor, z: Tensor, period: int, steps: int) -> Tensor:
         for _ in range(period):
             product = cells.linearize(cell, states, z[rows]).matrix() @ product
             states = cells.advance(cell, states, z[rows])
-        step, _ = torch.linalg.solve_ex(product - eye, -gap[rows])
+        step = _solved(product - eye, -gap[rows])
         # Where the system is singular, the map itself is the step.
         step = torch.where(step.isfinite().all(-1, keepdim=True), step, gap[rows])
         following = (s[rows], gap[rows], step)
         s[rows], gap[rows] = _damped(cell, z[rows], following, period)
     return s
+
+
+def _solved(A: Tensor, b: Tensor) -> Tensor:
+    """Solve A s = b for each of [M, S, S] and [M, S], one by one.
+
+    On several threads PyTorch's batched LU has given false pivots from S = 200 on.
+    """
+    pairs = zip(A.expand(len(b), -1, -1), b, strict=True)
+    return torch.stack([torch.linalg.solve_ex(matrix, right)[0] for matrix, right in pairs])
 
 
 def _damped(
