@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-# Waiting threads sleep instead of spinning: tests share their cores with the child processes.
+# Waiting threads soon sleep, as in the program: tests share their cores with child processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # No folder can be made there: what a test sees is never an earlier run's.
 os.environ["RNNAUDIT_CACHE_DIR"] = os.devnull
 

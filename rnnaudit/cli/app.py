@@ -116,8 +116,11 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    # Waiting threads sleep instead of spinning, so that a busy machine stays usable.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that wait soon sleep, so that a busy machine stays usable; the few turns that they
+    # wait awake span the gap between two products of a step, which sleeping would double.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if not arguments and COMPLETION not in os.environ:
