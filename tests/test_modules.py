@@ -80,6 +80,12 @@ def test_it_is_the_original_on_windows(seed, kind, steps, form, start):
     truncated = cut(module, depth, block)
     y, came = truncated(x) if hx is None else truncated(x, hx)
     close(y.detach(), torch.stack(outputs, dim=1).detach())
+    if (
+        block > 1 and kind == "lstm"
+    ):  # the fused kernel's own c is not asked for: the last k give it
+        whole = steps <= depth
+        c = (module(x, hx) if whole else module(x[:, -depth:]))[1][1]
+        last = (last[0], c)
     for got, wanted in zip(final(came), final(last), strict=True):
         close(got.detach(), wanted.detach())
 

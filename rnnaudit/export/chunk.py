@@ -281,24 +281,7 @@ def kept(
             end = node.run(nearest, initial, outputs=2)[1]
         same = emit.slice(y, emit.integers(at), emit.integers(at + 1), name="y_first")
         gap = gap_between(emit, same, end, cut.full)
-    # y [L, 1, B·N, H]: the C steps that every block gives, by block; then the edge.
-    inner, outer = ((0, C), (C, INT64_MAX)) if cut.reverse else ((w, INT64_MAX), (0, w))
-    body = emit.slice(y, *(emit.integers(i) for i in inner), name="y_given")
-    wide = emit.op("Mul", cut.source.batch, emit.integers(H), name="NH")
-    shape = emit.op("Concat", emit.integers(C), cut.count, wide, name="y_block_shape", axis=0)
-    body = emit.op("Reshape", body, shape, name="y_by_step")
-    body = emit.op("Transpose", body, name="y_by_block", perm=[1, 0, 2])
-    parts = [emit.op("Reshape", body, emit.integers(-1, H), name="y_body")]
-    if w:
-        start, end = _edge_rows(emit, cut, "y")
-        bounds = [
-            emit.op("Concat", emit.integers(i), rows, name=f"y_edge_{name}", axis=0)
-            for i, rows, name in zip(outer, (start, end), ("from", "to"), strict=True)
-        ]
-        edge = emit.op("Slice", y, *bounds, emit.integers(0, 2), name="y_edge_states")
-        edge = emit.op("Reshape", edge, emit.integers(-1, H), name="y_edge")
-        parts = [*parts, edge] if cut.reverse else [edge, *parts]
-    rows = _cut(emit, cut, parts, "y")
+    rows = _gathered(emit, cut, y, H)
     final = {}
     if wanted.h:
         final[0] = final_rows(emit, rows, recurrence, cut.source.batch, "h_last")
@@ -309,6 +292,41 @@ def kept(
             whole = kept_whole(emit, recurrence, node, x, depth=depth, wanted=wanted, given=given)
         final[1] = whole.final[1]
     return States(rows, final, gap)
+
+
+def _gathered(emit: Emitter, cut: Blocks, y: ir.Value, width: int) -> ir.Value:
+    """Copy the states y [L, 1, B·N, H] after the blocks' steps into the order of time, once.
+
+    Step t is step t − bC of block b = ⌊max(t − w, 0)/C⌋. Reverse blocks end where the sequence
+    does: counted from the first step of block 0, which may lie before it, t is
+    u = t + BC + w − T, and b = min(⌊u/C⌋, B − 1).
+    """
+    C, w = cut.block, cut.length - cut.block
+    B, N, T = cut.count, cut.source.batch, cut.source.steps
+    size = emit.op("Gather", T, emit.index(0), name="y_steps")
+    t = emit.op("Range", emit.index(0), size, emit.index(1), name="t")
+    first = emit.integers(0)
+    if cut.reverse:
+        end = emit.op("Mul", B, emit.integers(C), name="y_blocks_end")
+        ahead = emit.op("Sub", emit.op("Add", end, emit.integers(w), name="y_end"), T, name="ahead")
+        u = emit.op("Add", t, ahead, name="u")
+        last = emit.op("Sub", B, emit.integers(1), name="y_last_block")
+        block = emit.op("Div", u, emit.integers(C), name="block_or_later")
+        inside = emit.op("Less", block, last, name="is_block")
+        block = emit.op("Where", inside, block, last, name="block")
+    else:
+        u = t
+        past = emit.op("Sub", t, emit.integers(w), name="past_warm_up")
+        inside = emit.op("Greater", past, first, name="is_past_warm_up")
+        past = emit.op("Where", inside, past, first, name="past")
+        block = emit.op("Div", past, emit.integers(C), name="block")
+    step = emit.op("Sub", u, emit.op("Mul", block, emit.integers(C), name="begins"), name="step")
+    at = emit.op("Add", emit.op("Mul", step, B, name="step_row"), block, name="y_at")
+    rows = emit.op("Mul", B, emit.integers(cut.length), name="LB")
+    shape = emit.op("Concat", rows, N, emit.integers(width), name="y_by_block_shape", axis=0)
+    by_block = emit.op("Reshape", y, shape, name="y_by_block")
+    given = emit.op("Gather", by_block, at, name="y_given", axis=0)
+    return emit.op("Reshape", given, emit.integers(-1, width), name="y_rows")
 
 
 def _initial(

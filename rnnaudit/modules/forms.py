@@ -89,11 +89,11 @@ def _in_time(y: Tensor, steps: int, cut: Cut) -> Tensor:
     The first block gives its warm-up steps too, every other one its last C.
     """
     w = cut.depth - 1
-    body = y[w:].transpose(0, 1).flatten(0, 1)
-    rows = torch.cat([y[:w, 0], body])
-    if torch.compiler.is_compiling():  # of a slice it could not be proved that it is no longer
-        return rows.index_select(0, torch.arange(steps, device=rows.device))
-    return rows[:steps]
+    if not torch.compiler.is_compiling():
+        return torch.cat([y[:w, 0], *y[w:].unbind(1)])[:steps]
+    rows = torch.cat([y[:w, 0], y[w:].transpose(0, 1).flatten(0, 1)])
+    # Of a slice it could not be proved that it is no longer.
+    return rows.index_select(0, torch.arange(steps, device=rows.device))
 
 
 def _unrolled(
@@ -114,7 +114,10 @@ def _unrolled(
 def _batched(
     mode: str, weights: Weights, x: Tensor, start: State | None, cut: Cut
 ) -> tuple[Tensor, State]:
-    """Run the blocks as one batch of PyTorch's own fused kernel."""
+    """Run the blocks as one batch of PyTorch's own fused kernel.
+
+    It gives no c but that of the steps filled in: the last k inputs are run again for it.
+    """
     T, N = x.shape[:2]
     rows = _in_blocks(x, cut).permute(3, 0, 1, 2)
     B = rows.shape[1]
@@ -123,6 +126,5 @@ def _batched(
     h = _in_time(y.unflatten(1, (B, N)), T, cut)
     if mode != "LSTM":
         return h, (h[-1],)
-    # The kernel's own c is that of the steps filled in: run the last block's own steps again.
-    tail = x[(B - 1) * cut.block :]
-    return h, fused(mode, weights, tail, tuple(part[-1] for part in starts))[1]
+    end = start if start is not None and cut.depth >= T else _zeros(mode, weights, x, N)
+    return h, (h[-1], fused(mode, weights, x[-cut.depth :], end)[1][1])
