@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, dropwhile, islice
 
 from rnnaudit import cells
 from rnnaudit.budget import Depths, Needed, Unit, divide
+from rnnaudit.certificates.stack import StackCertificate
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.examine import Examination, ExaminedStack
 from rnnaudit.model import Recurrence
@@ -173,12 +175,18 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
     """
     if not found.model.direct or wanted.evidence == "measured":
         return None
-    depths = stack.certificate.layerwise(wanted.eps)
-    if depths is None:
-        return None
     # A recurrence that is not cut adds no error of its own.
-    cut = {r.label: max(1, depths[r.label]) for r in wanted.cut(stack)}
-    return cut if max(cut.values(), default=0) <= wanted.max_depth else None
+    cut = frozenset(r.label for r in wanted.cut(stack))
+    return _divided_proof(stack.certificate, wanted.eps, cut, wanted.max_depth)
+
+
+@lru_cache(maxsize=64)
+def _divided_proof(
+    certificate: StackCertificate, eps: float, cut: frozenset[str], max_depth: int
+) -> Depths | None:
+    """Return the depths with the smallest sum that a stack's proofs give; a depth is 1 or more."""
+    depths = certificate.layerwise(eps, only=cut, most=max_depth)
+    return None if depths is None else {label: max(1, k) for label, k in depths.items()}
 
 
 def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Mapping[str, str]:

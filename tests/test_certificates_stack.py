@@ -1,7 +1,9 @@
 """Proofs of stacks: no input makes a truncated stack err by more than the proof allows."""
 
+import itertools
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from rnnaudit.cells import advance, drive, output, readout, run_stack
 from rnnaudit.certificates import Domain, certify_stack
 from rnnaudit.certificates.interface import MAX_DEPTH
+from rnnaudit.certificates.split import cheapest
 from rnnaudit.model import RELU, ElmanCell, Layer, Readout, Stack
 
 from .attacks import REPEAT, inputs
@@ -121,3 +124,102 @@ def test_an_error_that_is_not_positive_has_no_depth(eps):
     proof = certify_stack(chain(0.5, 0.5), Domain())
     assert proof.depth(eps) is None
     assert proof.layerwise(eps) is None
+
+
+@st.composite
+def divisions(draw):
+    """Draw an ε, falling bounds with how many share each depth, and what the last one needs."""
+    count = draw(st.integers(0, 3))
+    tables = [
+        sorted(draw(st.lists(st.floats(0, 1), min_size=12, max_size=12)), reverse=True)
+        for _ in range(count)
+    ]
+    counts = [draw(st.sampled_from([1, 2])) for _ in range(count)]
+    needs = sorted(draw(st.lists(st.floats(1e-3, 1), min_size=12, max_size=12)), reverse=True)
+    return draw(st.floats(0.05, 1.5)), tables, counts, needs
+
+
+@given(divisions(), st.integers(2, 12))
+@settings(max_examples=150 * REPEAT)
+def test_no_other_division_of_a_tolerance_has_a_smaller_sum_of_depths(made, most):
+    eps, tables, counts, needs = made
+
+    def last(share):
+        k = next((k for k, need in enumerate(needs[:most], 1) if need <= share), None)
+        return None if k is None else {"last": k}
+
+    def sums():
+        for ks in itertools.product(range(1, most + 1), repeat=len(tables)):
+            passed = sum(Fraction(t[k - 1]) for t, k in zip(tables, ks, strict=True))
+            rest = last(math.nextafter(float(Fraction(eps) - passed) * (1 - 1e-12), 0))
+            if rest is not None:
+                yield sum(k * c for k, c in zip(ks, counts, strict=True)) + rest["last"]
+
+    bounds = [lambda k, t=t: t[min(k, 12) - 1] for t in tables]
+    found = cheapest(bounds, counts, last, eps, most)
+    smallest = min(sums(), default=None)
+    if found is None:
+        assert smallest is None
+        return
+    depths, rest = found
+    passed = sum(Fraction(t[k - 1]) for t, k in zip(tables, depths, strict=True))
+    assert passed + Fraction(needs[rest["last"] - 1]) <= Fraction(eps)
+    assert max((*depths, rest["last"])) <= most
+    sum_ = sum(k * c for k, c in zip(depths, counts, strict=True)) + rest["last"]
+    assert smallest is None or sum_ <= smallest
+
+
+def bound_of_chain(rates, depths):
+    """Bound the output of a chain of scalar cells under |x| ≤ 1, each cut on its own."""
+    total, reach = 0.0, 1.0
+    for layer, (rate, k) in enumerate(zip(rates, depths, strict=True)):
+        reach /= 1 - rate  # no state of this layer is larger
+        total += rate**k * reach / math.prod(1 - above for above in rates[layer + 1 :])
+    return total
+
+
+@pytest.mark.parametrize("rates", [(0.6, 0.2), (0.2, 0.6), (0.5, 0.5), (0.4, 0.1, 0.3)])
+@pytest.mark.parametrize("eps", [0.3, 1e-2, 1e-4])
+def test_a_proved_tolerance_is_divided_so_that_the_depths_sum_to_least(rates, eps):
+    depths = certify_stack(chain(*rates), Domain()).layerwise(eps)
+    found = [depths[f"rnn[{layer}]"] for layer in range(len(rates))]
+    most = max(found) + 8
+    sums = [
+        sum(ks)
+        for ks in itertools.product(range(1, most), repeat=len(rates))
+        if bound_of_chain(rates, ks) <= eps
+    ]
+    assert bound_of_chain(rates, found) <= eps
+    # Their rates are proved to a thousandth.
+    assert min(sums) <= sum(found) <= min(sums) + 1
+
+
+def test_what_is_not_cut_leaves_all_of_the_tolerance_to_the_rest():
+    rates, eps = (0.7, 0.5, 0.6), 1e-3
+    proof = certify_stack(chain(*rates), Domain())
+    for layer in range(3):
+        label = f"rnn[{layer}]"
+        alone = proof.layerwise(eps, only={label})
+        assert list(alone) == [label]
+        assert alone[label] < proof.layerwise(eps)[label]
+    ends = proof.layerwise(eps, only={"rnn[0]", "rnn[2]"})
+    assert sum(ends.values()) < sum(proof.layerwise(eps).values())
+
+
+def test_a_limit_takes_another_division_before_it_takes_none():
+    proof = certify_stack(chain(0.6, 0.9), Domain())
+    free = proof.layerwise(1e-3)
+    tight = proof.layerwise(1e-3, most=max(free.values()) - 1)
+    assert sum(tight.values()) >= sum(free.values())
+    assert max(tight.values()) < max(free.values())
+    assert proof.layerwise(1e-3, most=10) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_depth_for_both_directions_is_no_larger_than_the_largest_of_several(seed):
+    outputs = (None, 2)[seed % 2]
+    stack = random_stack(
+        seed, "elman", 3, 2, layers=2, bidirectional=True, readout=outputs, start="zero", gain=0.3
+    )
+    proof = certify_stack(stack, Domain(-0.4, 0.4, "|x| ≤ 0.4"))
+    assert 1 < proof.depth(1e-3) <= max(proof.layerwise(1e-3).values())

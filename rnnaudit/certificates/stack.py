@@ -10,8 +10,9 @@ surgery does, e_l ≤ λ_l^k R_l + L_l(e_{l−1}) / (1 − λ_l).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -25,13 +26,14 @@ from rnnaudit.certificates.interface import (
     Norm,
 )
 from rnnaudit.certificates.intervals import Interval, loosened, times_above
+from rnnaudit.certificates.split import cheapest, least, left
 from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.norms import up
 
 Certify = Callable[[Recurrence, Domain], CertificateSet]
 
-_SHARES = (0.5, 0.8, 0.95, 0.99)
-"""Parts of ε that the last layer's own truncation may take; the layers below share the rest."""
+_PARTS = (1 / 4, 1 / 16)
+"""Parts of ε that one direction of the last layer may take where halves are not the best."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,47 +62,97 @@ class StackCertificate:
             return None
         if len(self.stack.layers) > 1 and self.stack.causal:
             return self._together(eps, norm)
-        depths = self.layerwise(eps, norm)
-        return None if depths is None else max(depths.values())
+        return self._alike(eps, norm)
 
-    def layerwise(self, eps: float, norm: Norm = "max") -> Mapping[str, int] | None:
+    def layerwise(
+        self,
+        eps: float,
+        norm: Norm = "max",
+        *,
+        only: Collection[str] | None = None,
+        most: int = MAX_DEPTH,
+    ) -> Mapping[str, int] | None:
         """Return a depth for each recurrence, cut on its own, that keeps the output to ε.
 
-        Each depth may be exceeded. ε is split so that the receptive field, Σ(k_l − 1) + 1
-        over the layers, is small.
+        Each depth may be exceeded. ε is divided so that the sum of the depths is smallest.
+
+        Args:
+            eps: What the output keeps.
+            norm: Of an error of the output.
+            only: Labels of what is cut, both directions of a layer or none; all without.
+            most: No depth is larger.
         """
         if self.reason or not eps > 0:
             return None
-        layers = self.stack.layers
-        if len(layers) == 1:
-            return self._last(eps, norm)
+        below = [
+            layer.recurrences
+            for layer in self.stack.layers[:-1]
+            if only is None or layer.recurrences[0].label in only
+        ]
+        ends = self.stack.layers[-1].recurrences
+        whole = only is None or ends[0].label in only
+
+        def last(share: float) -> Mapping[str, int] | None:
+            depths = self._last(share, norm, sum) if whole else {}
+            if depths is None or max(depths.values(), default=0) > most:
+                return None
+            return {label: max(1, k) for label, k in depths.items()} if below else depths
+
         best: Mapping[str, int] | None = None
-        for share in _SHARES:
-            found = self._lower((1 - share) * eps, norm)
+        # Both directions of a layer to one depth, by one bound; or each to its own, as their
+        # effects add when one after the other is cut.
+        for units in dict.fromkeys((tuple(below), tuple((r,) for each in below for r in each))):
+            bounds = [cache(partial(self._moved, unit, norm)) for unit in units]
+            found = cheapest(bounds, [len(unit) for unit in units], last, eps, most)
             if found is None:
                 continue
-            depths, passed = found
-            last = self._last(math.nextafter(eps - passed, 0), norm)
-            if last is None:
-                continue
-            candidate = {**depths, **last}
-            if best is None or _field(self.stack, candidate) < _field(self.stack, best):
-                best = candidate
+            depths, rest = found
+            labels = {r.label: k for u, k in zip(units, depths, strict=True) for r in u} | {**rest}
+            if best is None or sum(labels.values()) < sum(best.values()):
+                best = labels
         return best
 
-    def _last(self, eps: float, norm: Norm) -> Mapping[str, int] | None:
-        """Return depths of the last layer's recurrences by their own proofs.
+    def _alike(self, eps: float, norm: Norm) -> int | None:
+        """Return the smallest depth that keeps ε when every recurrence is cut to it on its own."""
+
+        def needed(k: int) -> float:
+            passed = 0.0
+            for layer in self.stack.layers[:-1]:
+                passed = up(passed + self._moved(layer.recurrences, norm, k))
+            rest = left(eps, passed) if passed else eps
+            last = self._last(rest, norm, max) if rest > 0 else None
+            return math.inf if last is None else max(last.values())
+
+        if len(self.stack.layers) == 1:
+            k = needed(0)
+            return None if math.isinf(k) else int(k)
+        # What is needed falls with k, and k rises.
+        return least(lambda k: needed(k) - k, 0, MAX_DEPTH, first=0)
+
+    def _last(
+        self, eps: float, norm: Norm, size: Callable[[Iterable[int]], int]
+    ) -> Mapping[str, int] | None:
+        """Return depths of the last layer's recurrences by their own proofs, of least ``size``.
 
         Both directions of a layer feed one readout, y = A h + A' h' + b, so that their
-        errors add: each may take half of ε. Without a readout they are different units,
-        whose errors add only under the 2-norm.
+        errors add: they divide ε. Without a readout they are different units, whose errors
+        add only under the 2-norm.
         """
         directions = self.stack.layers[-1].recurrences
-        adds = len(directions) > 1 and (self.stack.readout is not None or norm == "2")
+        if len(directions) == 1 or (self.stack.readout is None and norm == "max"):
+            return self._ends([eps] * len(directions), norm)
         # Halving is exact in binary.
-        share = eps / 2 if adds else eps
+        found = [self._ends([eps / 2, eps / 2], norm)]
+        for part in _PARTS:
+            shares = [math.nextafter(eps * part, 0), math.nextafter(eps * (1 - part), 0)]
+            found += [self._ends(shares, norm), self._ends(shares[::-1], norm)]
+        known = [depths for depths in found if depths is not None]
+        return min(known, key=lambda depths: size(depths.values()), default=None)
+
+    def _ends(self, shares: Sequence[float], norm: Norm) -> Mapping[str, int] | None:
+        """Return depths at which each recurrence of the last layer keeps its share of ε."""
         depths, first = {}, 0
-        for recurrence in directions:
+        for recurrence, share in zip(self.stack.layers[-1].recurrences, shares, strict=True):
             width = recurrence.cell.hidden_size
             readout = columns(self.stack.readout, first, first + width)
             k = self.recurrences[recurrence.label].depth(share, readout, norm)
@@ -110,26 +162,21 @@ class StackCertificate:
             first += width
         return depths
 
-    def _lower(self, eps: float, norm: Norm) -> tuple[Mapping[str, int], float] | None:
-        """Return depths below the last layer, and their bound on what passes to the output."""
+    def _moved(self, unit: Sequence[Recurrence], norm: Norm, k: int) -> float:
+        """Bound how far the output moves when recurrences of one layer are cut to k or more."""
         layers = self.stack.layers
-        share = eps / (len(layers) - 1)
-        depths: dict[str, int] = {}
-        total = 0.0
-        for below in range(len(layers) - 1):
-
-            def passed(k: int, below: int = below) -> float:
-                e = torch.cat([self._units(r, k) for r in layers[below].recurrences])
-                for layer in layers[below + 1 :]:
-                    e = torch.cat([self._passed(r, e) for r in layer.recurrences])
-                return _read(self.stack.readout, e, norm)
-
-            k = _least(passed, share)
-            if k is None:
-                return None
-            depths |= {r.label: k for r in layers[below].recurrences}
-            total = up(total + passed(k))
-        return depths, total
+        at = next(n for n, layer in enumerate(layers) if unit[0] in layer.recurrences)
+        e = torch.cat(
+            [
+                self._units(r, k)
+                if r in unit
+                else torch.zeros(r.cell.hidden_size, dtype=torch.float64)
+                for r in layers[at].recurrences
+            ]
+        )
+        for layer in layers[at + 1 :]:
+            e = torch.cat([self._passed(r, e) for r in layer.recurrences])
+        return _read(self.stack.readout, e, norm)
 
     def _units(self, recurrence: Recurrence, k: int) -> Tensor:
         """Bound each output unit's own error when cut to k or more, by the best gauge."""
@@ -214,28 +261,12 @@ def _read(readout: Readout | None, e: Tensor, norm: Norm) -> float:
     return output_above(None if readout is None else readout.A.abs(), e, norm)
 
 
-def _least(bound: Callable[[int], float], eps: float) -> int | None:
-    """Return the smallest k ≥ 0 with bound(k) ≤ ε, for a bound that falls with k."""
-    if bound(0) <= eps:
-        return 0
-    low, high = 0, 1
-    while not bound(high) <= eps:
-        low, high = high, 2 * high
-        if high > MAX_DEPTH:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bound(middle) <= eps else (middle, high)
-    return high
-
-
-def _field(stack: Stack, depths: Mapping[str, int]) -> int:
-    """Return how many inputs an output sees on one side."""
-    return sum(max(depths[r.label] for r in layer.recurrences) for layer in stack.layers)
-
-
+@lru_cache(maxsize=256)
 def columns(readout: Readout | None, first: int, end: int) -> Readout | None:
-    """Return the part of a readout that reads these units."""
+    """Return the part of a readout that reads these units, the same object each time.
+
+    What proofs make of a readout is kept by its identity.
+    """
     if readout is None:
         return None
     return Readout(readout.name, readout.A[:, first:end], readout.b)
