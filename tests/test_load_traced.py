@@ -209,6 +209,126 @@ def test_a_step_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path, looped,
     assert "mixes the sequences of a batch" in found.skipped[0].reason
 
 
+MIXING = {
+    "beyond a threshold": (
+        [
+            op("Slice", "h back end first back", "turned"),
+            op("Sub", "turned far", "over"),
+            op("Relu", "over", "d"),
+        ],
+        ["N", 4],
+        "not known to keep the sequences of a batch apart",
+    ),
+    "by their mean": (
+        [op("ReduceMean", "h", "d", axes=[0])],
+        ["N", 4],
+        "mixes the sequences of a batch",
+    ),
+    "by a transposed product": (
+        [op("Transpose", "h", "turned"), op("MatMul", "turned h", "q"), op("MatMul", "h q", "d")],
+        ["N", 4],
+        "mixes the sequences of a batch",
+    ),
+    "along a second axis": (
+        [op("Slice", "h back end second back", "d")],
+        ["N", "M"],
+        "mixes the entries of an axis of unknown length",
+    ),
+    "by a share of each": (
+        [op("Softmax", "h", "d", axis=1)],
+        ["N", "M"],
+        "mixes the entries of an axis of unknown length",
+    ),
+}
+
+
+def elementwise(nodes, shape):
+    """Write a Scan that keeps half of h, and adds what ``nodes`` make of h and what it reads."""
+    step = [*nodes, op("Mul", "h half", "kept"), op("Sum", "kept d x", "h_next")]
+    stored = {
+        "half": np.array(0.5, np.float32),
+        "far": np.array(100, np.float32),
+        "back": np.array([-1]),
+        "end": np.array([-99]),
+        "first": np.array([0]),
+        "second": np.array([1]),
+    }
+    body = graph(step, [info("h", shape), info("x", shape)], [info("h_next", shape)])
+    scan = op("Scan", "h0 X", "h_last", body=body, num_scan_inputs=1)
+    inputs = [info("h0", shape), info("X", ["T", *shape])]
+    return model([scan], inputs, [info("h_last", shape)], stored)
+
+
+@pytest.mark.parametrize("how", MIXING)
+def test_mixing_is_refused_however_it_is_written(tmp_path, how):
+    nodes, shape, reason = MIXING[how]
+    found = read(tmp_path, elementwise(nodes, shape))
+    assert not list(found.recurrences())
+    assert reason in found.skipped[0].reason
+
+
+@pytest.mark.parametrize("shape", [["N", 4], ["N", "M"], ["N", "M", 2, "K"]])
+def test_axes_of_unknown_length_may_be_many_where_no_entries_meet(tmp_path, shape):
+    recurrence = only(read(tmp_path, elementwise([op("Tanh", "h", "d")], shape)))
+    units = [n for n in shape if isinstance(n, int)]
+    assert recurrence.cell.state_size == np.prod(units)
+
+
+def test_a_step_that_reads_a_memory_of_unknown_length_is_refused(tmp_path):
+    # Of a memory of one entry alone, softmax gives 1 whatever the state is.
+    body = graph(
+        [
+            op("Unsqueeze", "h second", "query"),
+            op("Mul", "query memory", "products"),
+            op("ReduceSum", "products last", "scores"),
+            op("Softmax", "scores", "weights", axis=1),
+            op("Mul", "weights memory", "weighed"),
+            op("ReduceSum", "weighed second", "d", keepdims=0),
+            op("Sum", "d x", "h_next"),
+        ],
+        [info("h", ["N", 4]), info("x", ["N", 4])],
+        [info("h_next", ["N", 4])],
+    )
+    proto = model(
+        [op("Scan", "h0 X", "h_last", body=body, num_scan_inputs=1)],
+        [info("h0", ["N", 4]), info("X", ["T", "N", 4]), info("memory", ["N", "S", 4])],
+        [info("h_last", ["N", 4])],
+        {"second": np.array([1]), "last": np.array([2])},
+    )
+    runtime(
+        proto, {n: draw(*s) for n, s in (("h0", (2, 4)), ("X", (3, 2, 4)), ("memory", (2, 5, 4)))}
+    )
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "mixes the entries of an axis of unknown length" in skipped.reason
+
+
+@pytest.mark.parametrize(("mixed", "size"), [(False, 4), (True, 8)])
+def test_sequences_that_the_graph_fixes_are_one_state_only_where_they_meet(tmp_path, mixed, size):
+    step = [
+        op("Slice", "h back end first back", "turned") if mixed else op("Tanh", "h", "turned"),
+        op("MatMul", "turned V", "hv"),
+        op("MatMul", "x W", "xw"),
+        op("Add", "hv xw", "a"),
+        op("Tanh", "a", "h_next"),
+    ]
+    stored = {"V": draw(4, 4), "W": draw(3, 4)}
+    stored |= {"back": np.array([-1]), "end": np.array([-99]), "first": np.array([0])}
+    proto = model(step, [info("h", [2, 4]), info("x", [2, 3])], [info("h_next", [2, 4])], stored)
+    recurrence = only(read(tmp_path, proto))
+    assert recurrence.cell.state_size == size
+    X, h, steps = draw(STEPS, 2, 3, scale=1), np.zeros((2, 4), np.float32), []
+    for x in X:
+        (h,) = runtime(proto, {"h": h, "x": x})
+        steps.append(h)
+    x = X.reshape(1, STEPS, 6) if mixed else X.swapaxes(0, 1)
+    ours = (
+        states(recurrence, x).numpy().reshape(-1, STEPS, 4)
+        if not mixed
+        else (states(recurrence, x).numpy().reshape(STEPS, 2, 4).swapaxes(0, 1))
+    )
+    assert np.abs(ours - np.stack(steps, axis=1)).max() < 1e-5
+
+
 # --- Scan -------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from rnnaudit.cells.interface import next_state
 from rnnaudit.cells.operators import OPERATORS
 from rnnaudit.cells.traced import evaluate
 from rnnaudit.errors import LoadError
@@ -153,49 +152,6 @@ def trace(
         operations, names.constants, tuple(read), tuple(given), after, outputs=outputs
     )
     return _folded(cell)
-
-
-def apart(one: TracedCell, several: TracedCell) -> None:
-    """Refuse a step that mixes the sequences of a batch, of which one alone says nothing.
-
-    Args:
-        one: The step for one sequence.
-        several: The same step with the sequences of a batch side by side.
-
-    Raises:
-        Refused: At random states and inputs, some sequence's step is not what it is alone.
-    """
-    wide, narrow = (*several.states, *several.inputs), (*one.states, *one.inputs)
-    for many, single in zip(wide, narrow, strict=True):
-        if sum(n != m for n, m in zip(many.shape, single.shape, strict=True)) > 1:
-            return  # which axis is the batch is not known
-    rng = torch.Generator().manual_seed(0)
-    for scale in (0.5, 5.0):
-        s, x = (
-            scale * torch.randn(8, n, generator=rng, dtype=torch.float64)
-            for n in (several.state_size, several.input_size)
-        )
-        after = next_state(several, s, x)
-        for last in (False, True):
-            own = _row(s, several.states, one.states, last=last)
-            alone = next_state(one, own, _row(x, several.inputs, one.inputs, last=last))
-            beside = _row(after, several.states, one.states, last=last)
-            if not torch.allclose(alone, beside, rtol=1e-9, atol=1e-9, equal_nan=True):
-                raise Refused("its step mixes the sequences of a batch")
-
-
-def _row(values: Tensor, wide: Sequence[Port], narrow: Sequence[Port], *, last: bool) -> Tensor:
-    """Return the first or last sequence's numbers: of length 1 where a batch is longer."""
-    parts = []
-    for part, many, single in zip(
-        values.split([port.size for port in wide], dim=-1), wide, narrow, strict=True
-    ):
-        shaped = part.reshape(len(part), *many.shape)
-        for axis, (n, m) in enumerate(zip(many.shape, single.shape, strict=True), 1):
-            if n != m:
-                shaped = shaped.narrow(axis, n - m if last else 0, m)
-        parts.append(shaped.reshape(len(part), -1))
-    return torch.cat(parts, dim=-1)
 
 
 def _kind(dtype: ir.DataType | None) -> Literal["float", "int", "bool"]:

@@ -16,12 +16,12 @@ import onnx_ir as ir
 
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import listed
+from rnnaudit.loaders.onnx.apart import Ports, alone, keep_apart
 from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, Size, axis, length
 from rnnaudit.loaders.onnx.bodies import (
     STANDARD,
     Carried,
     Entering,
-    apart,
     captured,
     region,
     resolved,
@@ -31,7 +31,7 @@ from rnnaudit.loaders.onnx.counting import Counting
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
-from rnnaudit.loaders.onnx.shapes import for_one, shape_of
+from rnnaudit.loaders.onnx.shapes import filled, for_one, shape_of
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import (
     InitialState,
@@ -47,9 +47,6 @@ from rnnaudit.results import Finding
 LOOPS = frozenset({"Loop", "Scan"})
 
 _COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
-_SEVERAL = 3
-"""Sequences of a batch that are told apart."""
-
 _SCALES = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
 
 
@@ -401,13 +398,15 @@ class _Walk:
         self, states: list[Variable], output: Output | None, sequences: list[Source]
     ) -> Read:
         """Trace the step and say where it sits among the graph's values."""
-        carried, entering = _for_one(*self._ports(states, sequences, 1))
+        carried, entering = alone(self._ports(states, sequences))
         finals = [s.final is not None and _read(s.final) for s in states]
         outputs = 1 if output is not None or finals[0] else len(states)
-        cell = trace(
-            carried, entering, self.known, self.loop.body, opset=self.opset, outputs=outputs
-        )
-        self._apart(cell, states, sequences)
+
+        def make(given: Ports) -> TracedCell:
+            return trace(*given, self.known, self.loop.body, opset=self.opset, outputs=outputs)
+
+        cell = make((carried, entering))
+        keep_apart(cell, lambda lengths: self._ports(states, sequences, lengths), make)
         state, findings = initial_state(
             [(s.start, c.shape) for s, c in zip(states, carried, strict=True)],
             self.wiring,
@@ -454,27 +453,14 @@ class _Walk:
         )
 
     def _ports(
-        self, states: list[Variable], sequences: list[Source], rows: int
-    ) -> tuple[list[Carried], list[Entering]]:
-        """Return what a step carries and reads of as many sequences, where the run decides that."""
-        shapes = [for_one(self.known, s.before, s.start, s.after, rows=rows) for s in states]
+        self, states: list[Variable], sequences: list[Source], lengths: Sequence[int] = ()
+    ) -> Ports:
+        """Return what a step carries and reads, given lengths of axes that the run decides."""
+        shapes = [for_one(self.known, s.before, s.start, s.after, lengths=lengths) for s in states]
         return (
             [Carried(s.before, s.after, n) for s, n in zip(states, shapes, strict=True)],
-            [Entering(s.entry, self._entry_shape(s, rows), s.whole.dtype) for s in sequences],
+            [Entering(s.entry, self._entry_shape(s, lengths), s.whole.dtype) for s in sequences],
         )
-
-    def _apart(self, cell: TracedCell, states: list[Variable], sequences: list[Source]) -> None:
-        """Refuse a step that mixes the sequences of a batch, where it can take several."""
-        try:
-            several = trace(
-                *self._ports(states, sequences, _SEVERAL),
-                self.known,
-                self.loop.body,
-                opset=self.opset,
-            )
-        except Refused:
-            return  # it runs for one sequence only
-        apart(cell, several)
 
     def _outlets(
         self,
@@ -506,16 +492,16 @@ class _Walk:
             obstacle and f"its {self.loop.node.op_type} {obstacle}",
         )
 
-    def _entry_shape(self, source: Source, rows: int) -> tuple[int, ...]:
-        """Return what one step reads of a source, of so many sequences where the run decides."""
+    def _entry_shape(self, source: Source, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return what one step reads of a source, given lengths of axes that the run decides."""
         sizes = shape_of(self.known, source.whole)
         if sizes is None:
-            return for_one(self.known, source.entry, rows=rows)
+            return for_one(self.known, source.entry, lengths=lengths)
         if source.time is not None:
             along = source.time % max(1, len(sizes))
             sizes[along] = 1
         gone = {source.batch, None if source.kept or source.time is None else along}
-        return tuple(rows if n is None else n for i, n in enumerate(sizes) if i not in gone)
+        return filled([n for i, n in enumerate(sizes) if i not in gone], lengths)
 
     def _reading(self, source: Source, entry: tuple[int, ...]) -> Reading:
         """Say along which axes a value is read; the first that is left is that of sequences."""
@@ -614,20 +600,3 @@ class _Walk:
 
 def _read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
-
-
-def _for_one(
-    carried: list[Carried], entering: list[Entering]
-) -> tuple[list[Carried], list[Entering]]:
-    """Take one sequence where the graph fixes how many it reads at once."""
-    parts = [c.shape for c in carried] + [e.shape for e in entering if len(e.shape) > 1]
-    rows = {shape[0] for shape in parts if len(shape) > 1}
-    if len(rows) != 1 or rows == {1} or any(len(shape) < 2 for shape in parts):
-        return carried, entering
-    return (
-        [Carried(c.before, c.after, (1, *c.shape[1:])) for c in carried],
-        [
-            Entering(e.value, (1, *e.shape[1:]) if len(e.shape) > 1 else e.shape, e.dtype)
-            for e in entering
-        ],
-    )

@@ -52,8 +52,10 @@ def _numbers(sizes: Sequence[object]) -> Sizes:
     return [n if isinstance(n, int) else None for n in sizes]
 
 
-def for_one(known: Knowledge, *values: ir.Value, rows: int = 1) -> tuple[int, ...]:
-    """Return a value's shape for one sequence, or ``rows``: how long what only the run decides is.
+def for_one(known: Knowledge, *values: ir.Value, lengths: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return a value's shape for one sequence: 1 for each axis that only the run decides.
+
+    Given ``lengths``, the first such axis is as long as the first of them, and so on.
 
     Raises:
         Refused: Nothing tells it.
@@ -61,7 +63,13 @@ def for_one(known: Knowledge, *values: ir.Value, rows: int = 1) -> tuple[int, ..
     sizes = shape_of(known, *values) or _multiplied(known, values[0])
     if sizes is None:
         raise Refused(f"the shape of {values[0].name!r} is not known")
-    return tuple(rows if n is None else n for n in sizes)
+    return filled(sizes, lengths)
+
+
+def filled(sizes: Sizes, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Replace the lengths that are not known by these, and by 1 where there are no more."""
+    left = iter(lengths)
+    return tuple(next(left, 1) if n is None else n for n in sizes)
 
 
 def _multiplied(known: Knowledge, value: ir.Value) -> Sizes | None:

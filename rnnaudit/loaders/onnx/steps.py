@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from rnnaudit.cells.operators import OPERATORS
 from rnnaudit.findings import finding
+from rnnaudit.loaders.onnx.apart import Ports, alone, keep_apart
 from rnnaudit.loaders.onnx.axes import Atom, Layout, axis
-from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, apart, captured, trace
+from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, captured, trace
 from rnnaudit.loaders.onnx.contents import MOVES
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
@@ -204,10 +205,25 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
         if value not in made | befores and known.constant(value) is None
     }
     entrances = list(dict.fromkeys(entrance(value, known) for value in edge))
-    entering = [Entering(v, for_one(known, v), v.dtype) for v in entrances]
-    carried = [Carried(p.before, p.after, for_one(known, p.before, p.after)) for p in group]
-    cell = trace(carried, entering, known, group[0].graph, opset=opset, outputs=len(carried))
-    _apart(cell, group, entrances, known, opset)
+
+    def ports(lengths: Sequence[int] = ()) -> Ports:
+        states = [for_one(known, p.before, p.after, lengths=lengths) for p in group]
+        return (
+            [Carried(p.before, p.after, n) for p, n in zip(group, states, strict=True)],
+            [Entering(v, for_one(known, v, lengths=lengths), v.dtype) for v in entrances],
+        )
+
+    def make(given: Ports) -> TracedCell:
+        return trace(*given, known, group[0].graph, opset=opset, outputs=len(group))
+
+    try:  # several sequences that the graph fixes are one state only where they have to be
+        carried, entering = alone(ports())
+        cell = make((carried, entering))
+        keep_apart(cell, ports, make)
+    except Refused:
+        carried, entering = ports()
+        cell = make((carried, entering))
+        keep_apart(cell, ports, make)
     state, _ = initial_state([(c.before, c.shape) for c in carried], wiring, where)
     names = " and ".join(f"{p.before.name!r} → {p.after.name!r}" for p in group)
     note = finding(
@@ -220,23 +236,6 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
         Reading(e.value.name or "", None, 0 if len(e.shape) > 1 else None) for e in entering
     )
     return placed(Recurrence(where, 0, cell, state), reads, group, (note,))
-
-
-def _apart(
-    cell: TracedCell, group: list[Pair], entrances: list[ir.Value], known: Knowledge, opset: int
-) -> None:
-    """Refuse a step that mixes the sequences of a batch, where it can take several."""
-    try:
-        several = trace(
-            [Carried(p.before, p.after, for_one(known, p.before, p.after, rows=3)) for p in group],
-            [Entering(v, for_one(known, v, rows=3), v.dtype) for v in entrances],
-            known,
-            group[0].graph,
-            opset=opset,
-        )
-    except Refused:
-        return  # it runs for one sequence only
-    apart(cell, several)
 
 
 def placed(
