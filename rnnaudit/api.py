@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rnnaudit import assembly, checking, loaders, proving, replaying, swap, trial
+from rnnaudit import assembly, checking, deviations, loaders, proving, replaying, swap, trial
 from rnnaudit.data import Data, load_data, of_arrays
 from rnnaudit.effects import Effects
 from rnnaudit.errors import UnsupportedModelError, UsageError
@@ -539,7 +539,7 @@ def _examined(
     model: Model, data: Data | None, settings: Settings, progress: Progress | None
 ) -> Examination:
     seen = observe(model, data, seed=settings.seed, input_range=settings.input_range)
-    return examine(model, seen, settings, progress=progress)
+    return examine(deviations.measured(model, seen.stacks), seen, settings, progress=progress)
 
 
 # ----------------------------------------------------------------------------- arguments

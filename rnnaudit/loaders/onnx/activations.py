@@ -30,10 +30,14 @@ _ZERO_IN_ONNX_RUNTIME = frozenset({"affine", "scaledtanh", "thresholdedrelu"})
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The functions of every direction, and those whose missing parameters runtimes read apart."""
+    """The functions of every direction, and those whose missing parameters runtimes read apart.
+
+    ``by_text`` holds them again, with the operators' own defaults for what is missing.
+    """
 
     directions: tuple[tuple[Activation, ...], ...]
     disputed: tuple[str, ...]
+    by_text: tuple[tuple[Activation, ...], ...]
 
 
 def resolve(
@@ -61,27 +65,37 @@ def resolve(
             f"got {len(given)} ({', '.join(given[:8])})"
         )
     left_alpha, left_beta = list(alphas), list(betas)
-    found, disputed = [], []
+    found, disputed, by_text = [], [], []
     for written in given:
         name = written.lower()
         if name not in _PLAIN | _OPERATOR_DEFAULTS.keys():
             raise Refused(f"activation {written!r} is not one of ONNX's")
         alpha, beta = _OPERATOR_DEFAULTS.get(name, (None, None))
-        missing = False
-        if alpha is not None:
-            missing = not left_alpha
-            alpha = left_alpha.pop(0) if left_alpha else _missing(name, alpha)
-        if beta is not None:
-            missing = missing or not left_beta
-            beta = left_beta.pop(0) if left_beta else _missing(name, beta)
-        if missing and name in _ZERO_IN_ONNX_RUNTIME:
+        alpha, taken_alpha = _parameter(name, alpha, left_alpha)
+        beta, taken_beta = _parameter(name, beta, left_beta)
+        by_text.append(Activation(name, alpha, beta))
+        found.append(Activation(name, taken_alpha, taken_beta))
+        if found[-1] != by_text[-1]:
             disputed.append(written)
-        found.append(Activation(name, alpha, beta))
     return Resolved(
-        tuple(tuple(found[d * wanted : (d + 1) * wanted]) for d in range(directions)),
-        tuple(disputed),
+        _by_direction(found, directions), tuple(disputed), _by_direction(by_text, directions)
     )
 
 
-def _missing(name: str, default: float) -> float:
-    return 0.0 if name in _ZERO_IN_ONNX_RUNTIME else default
+def _by_direction(
+    each: Sequence[Activation], directions: int
+) -> tuple[tuple[Activation, ...], ...]:
+    wanted = len(each) // directions
+    return tuple(tuple(each[d * wanted : (d + 1) * wanted]) for d in range(directions))
+
+
+def _parameter(
+    name: str, default: float | None, left: list[float]
+) -> tuple[float | None, float | None]:
+    """Return what a parameter is by the text, and in ONNX Runtime; None where there is none."""
+    if default is None:
+        return None, None
+    if left:
+        given = left.pop(0)
+        return given, given
+    return default, 0.0 if name in _ZERO_IN_ONNX_RUNTIME else default

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from rnnaudit.errors import LoadError
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import ROUNDED, listed
-from rnnaudit.loaders.onnx.activations import resolve
+from rnnaudit.loaders.onnx.activations import Resolved, resolve
 from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
 from rnnaudit.loaders.onnx.contents import Spread
 from rnnaudit.loaders.onnx.reading import Array
@@ -352,15 +352,7 @@ def _gates(rows: Array, order: Sequence[int]) -> Tensor:
 
 
 def _functions(reader: _Reader, directions: int) -> tuple[tuple[Activation, ...], ...]:
-    node = reader.node
-    names = _attribute(node, "activations", lambda a: [str(n) for n in a.as_strings()], None)
-    resolved = resolve(
-        reader.op,
-        directions,
-        names,
-        _floats(node, "activation_alpha"),
-        _floats(node, "activation_beta"),
-    )
+    resolved = _resolved(reader.node, reader.op, directions)
     if resolved.disputed:
         reader.note(
             "RA111",
@@ -369,6 +361,38 @@ def _functions(reader: _Reader, directions: int) -> tuple[tuple[Activation, ...]
             "default is another",
         )
     return resolved.directions
+
+
+def _resolved(node: ir.Node, op: str, directions: int) -> Resolved:
+    names = _attribute(node, "activations", lambda a: [str(n) for n in a.as_strings()], None)
+    alphas, betas = (_floats(node, f"activation_{which}") for which in ("alpha", "beta"))
+    return resolve(op, directions, names, alphas, betas)
+
+
+def by_text(node: ir.Node, layer: Layer) -> Layer:
+    """Return the layer of a node that was read, as the operator's text has it.
+
+    It is another one where ONNX Runtime, which a reading follows, deviates from the text.
+    """
+    functions = _resolved(node, node.op_type, len(layer.recurrences)).by_text
+    recurrences = []
+    for recurrence, own in zip(layer.recurrences, functions, strict=True):
+        cell = recurrence.cell
+        if isinstance(cell, LSTMCell):
+            gate, candidate, squash = own
+            cell = replace(
+                cell,
+                gate=gate,
+                candidate=candidate,
+                squash=squash,
+                clip_output=cell.clip is not None,
+            )
+        elif isinstance(cell, GRUCell):
+            cell = replace(cell, gate=own[0], candidate=own[1])
+        elif isinstance(cell, ElmanCell):
+            cell = replace(cell, activation=own[0])
+        recurrences.append(replace(recurrence, cell=cell))
+    return replace(layer, recurrences=tuple(recurrences))
 
 
 def _clip(reader: _Reader) -> float | None:
