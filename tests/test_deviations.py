@@ -169,13 +169,19 @@ def test_the_second_layer_of_a_stack_is_run_on_what_the_first_one_gives(tmp_path
     assert shows_both(message, lstm_by_text(second, a[:, 0], 0.25), y[:, 0])
 
 
-def test_what_the_text_lets_overflow_is_compared_up_to_there(tmp_path):
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_what_the_text_lets_overflow_is_compared_up_to_there(tmp_path, direction):
     constants = weights("RNN")
     constants["R"] *= 1e30
-    proto = one_node("RNN", constants=constants, activations=["Affine"])
+    proto = one_node("RNN", constants=constants, activations=["Affine"], direction=direction)
     (message,) = measured(load(saved(tmp_path, proto)), drawn(50, 1, 3))
-    steps, *_ = MEASURED.search(message).groups()
-    assert 8 <= int(steps) < 15  # 1e30 a step, and float64 ends at 1e308
+    _, gap, t, *_ = MEASURED.search(message).groups()
+    taken = int(t) if direction == "forward" else 49 - int(t)
+    assert 8 <= taken < 15  # 1e30 a step, and float64 ends at 1e308
+    assert float(gap) > 1e250
+    found = load(saved(tmp_path, proto))
+    (message,) = measured(found, np.full((3, 1, 3), np.nan, np.float32))
+    assert message.endswith(": on what it reads here the outputs are not finite")
 
 
 def test_another_onnx_runtime_is_told_apart_from_the_one_that_is_followed(tmp_path, monkeypatch):
@@ -194,6 +200,21 @@ def test_another_onnx_runtime_is_told_apart_from_the_one_that_is_followed(tmp_pa
     assert re.search(
         r"is followed here: ONNX Runtime [\d.]+ does not run it alone \(no\)$", message
     )
+
+
+def test_a_node_in_float64_is_shown_as_its_float32_copy_runs(tmp_path):
+    constants = {name: value.astype(np.float64) for name, value in forgetful()[1].items()}
+    node = helper.make_node("LSTM", ["X", "W", "R", "B"], ["Y"], "cell", hidden_size=4, clip=0.4)
+    double = TensorProto.DOUBLE
+    ports = {"X": (["T", "N", 3], double)}, {"Y": (None, double)}
+    proto = model([node], *ports, {name: constants[name] for name in "WRB"})
+    x = drawn(30, 2, 3)
+    (message,) = measured(load(saved(tmp_path, proto)), x)
+    (y,) = runtime_outputs(forgetful()[0], {"X": x})
+    text = lstm_by_text(constants, x, 0.4)
+    said = " (in float32: it runs no such node in float64)"
+    assert said in message
+    assert shows_both(message.replace(said, ""), text, y[:, 0])
 
 
 def test_an_audit_shows_both(tmp_path):
