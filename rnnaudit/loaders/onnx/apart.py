@@ -47,16 +47,13 @@ _REDUCES = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"}) | fr
 def alone(ports: Ports) -> Ports:
     """Take one sequence where the graph fixes how many it reads at once."""
     carried, entering = ports
-    parts = [c.shape for c in carried] + [e.shape for e in entering if len(e.shape) > 1]
-    rows = {shape[0] for shape in parts if shape} - {1}
-    if len(rows) != 1 or any(len(shape) < 2 for shape in parts):
+    rows = {c.shape[0] for c in carried if c.shape} - {1}
+    rows |= {n for e in entering for n, m in zip(e.shape, e.alone().shape, strict=True) if n != m}
+    if len(rows) != 1 or any(len(c.shape) < 2 for c in carried):
         return ports
     return (
         [Carried(c.before, c.after, (1, *c.shape[1:])) for c in carried],
-        [
-            Entering(e.value, (1, *e.shape[1:]) if len(e.shape) > 1 else e.shape, e.dtype)
-            for e in entering
-        ],
+        [e.alone() for e in entering],
     )
 
 
@@ -81,14 +78,53 @@ def keep_apart(
         shapes = [part.shape for side in wide for part in side]
         narrow = [port.shape for port in (*one.states, *one.inputs)]
         widths = max(len(_apart_axes(m, n)) for m, n in zip(shapes, narrow, strict=True))
-        try:
-            several = make(wide)
-        except Refused:
-            continue
-        ran = True
-        _check(one, several, widths)
+        several = _made(make, wide) or (_made(make, _spread(wide, lengths)) if widths else None)
+        if several is not None:
+            ran = True
+            _check(one, several, widths)
     if widths > 1 and not ran:
         raise Refused("which of its axes is the batch is not known")
+
+
+def _made(make: Callable[[Ports], TracedCell], ports: Ports) -> TracedCell | None:
+    try:
+        return make(ports)
+    except Refused:
+        return None
+
+
+def _spread(ports: Ports, lengths: Sequence[int]) -> Ports:
+    """Let all sequences start from one state that is stored once."""
+    carried, entering = ports
+    shapes = [
+        (lengths[0], *c.shape[1:]) if len(c.shape) > 1 and c.shape[0] == 1 else c.shape
+        for c in carried
+    ]
+    return [Carried(c.before, c.after, n) for c, n in zip(carried, shapes, strict=True)], entering
+
+
+def settled(
+    ports: Callable[..., Ports], make: Callable[[Ports], TracedCell]
+) -> tuple[Ports, TracedCell, bool]:
+    """Trace a step for one sequence; for all together where the graph fixes how many those are.
+
+    Returns:
+        What it carries and reads, the step, and whether several sequences are its one state.
+
+    Raises:
+        Refused: It is not read, or mixes sequences of which there may be any number.
+    """
+    given = ports()
+    for few in (alone(given), given):
+        try:
+            cell = make(few)
+            keep_apart(cell, ports, make)
+        except Refused:
+            if few is given:
+                raise
+        else:
+            return few, cell, few is given is not alone(given)
+    raise AssertionError
 
 
 def _apart_axes(many: Sequence[int], single: Sequence[int]) -> list[int]:

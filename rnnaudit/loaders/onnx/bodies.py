@@ -40,11 +40,23 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entering:
-    """What every step reads: the value that holds it, its shape, and its type where it is told."""
+    """What every step reads: the value that holds it, its shape, and its type where it is told.
+
+    ``batch`` is the axis of the sequences, where it has at least two.
+    """
 
     value: ir.Value
     shape: tuple[int, ...]
     dtype: ir.DataType | None = None
+    batch: int = 0
+
+    def alone(self) -> Entering:
+        """Return what is read for one sequence."""
+        if not self.batch < len(self.shape) > 1:
+            return self
+        return replace(
+            self, shape=tuple(1 if i == self.batch else n for i, n in enumerate(self.shape))
+        )
 
 
 def resolved(value: ir.Value) -> ir.Value:

@@ -459,7 +459,15 @@ class _Walk:
         shapes = [for_one(self.known, s.before, s.start, s.after, lengths=lengths) for s in states]
         return (
             [Carried(s.before, s.after, n) for s, n in zip(states, shapes, strict=True)],
-            [Entering(s.entry, self._entry_shape(s, lengths), s.whole.dtype) for s in sequences],
+            [
+                Entering(
+                    s.entry,
+                    self._entry_shape(s, lengths),
+                    s.whole.dtype,
+                    int(s.kept and s.time == 0),
+                )
+                for s in sequences
+            ],
         )
 
     def _outlets(

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from rnnaudit.cells.operators import OPERATORS
 from rnnaudit.findings import finding
-from rnnaudit.loaders.onnx.apart import Ports, alone, keep_apart
+from rnnaudit.loaders.onnx.apart import Ports, settled
 from rnnaudit.loaders.onnx.axes import Atom, Layout, axis
 from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, captured, trace
 from rnnaudit.loaders.onnx.contents import MOVES
@@ -216,14 +216,7 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
     def make(given: Ports) -> TracedCell:
         return trace(*given, known, group[0].graph, opset=opset, outputs=len(group))
 
-    try:  # several sequences that the graph fixes are one state only where they have to be
-        carried, entering = alone(ports())
-        cell = make((carried, entering))
-        keep_apart(cell, ports, make)
-    except Refused:
-        carried, entering = ports()
-        cell = make((carried, entering))
-        keep_apart(cell, ports, make)
+    (carried, entering), cell, joint = settled(ports, make)
     state, _ = initial_state([(c.before, c.shape) for c in carried], wiring, where)
     names = " and ".join(f"{p.before.name!r} → {p.after.name!r}" for p in group)
     note = finding(
@@ -233,7 +226,8 @@ def _read(group: list[Pair], wiring: Wiring, where: str, opset: int) -> Read:
         "one product with weights on the way)",
     )
     reads = tuple(
-        Reading(e.value.name or "", None, 0 if len(e.shape) > 1 else None) for e in entering
+        Reading(e.value.name or "", None, 0 if len(e.shape) > 1 and not joint else None)
+        for e in entering
     )
     return placed(Recurrence(where, 0, cell, state), reads, group, (note,))
 
