@@ -49,13 +49,13 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA101",
         "error",
-        "The file is missing, empty, damaged, or of a kind that is not read",
+        "The file is missing, damaged, or of a kind that is not read",
         "give a PyTorch state_dict (.pt, .pth) or an ONNX model (.onnx)",
     ),
     Known(
         "RA102",
         "error",
-        "The file was read, and holds something that cannot be audited honestly",
+        "The file holds something that cannot be audited honestly",
         "the message names the construct; without it the rest can be audited",
     ),
     Known(
@@ -91,13 +91,13 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA111",
         "warning",
-        "alpha or beta of an activation is missing, and runtimes disagree on it",
+        "An activation's alpha or beta is missing, and runtimes disagree",
         "write activation_alpha and activation_beta into the node",
     ),
     Known(
         "RA112",
         "warning",
-        "A recurrent node is batch first (layout = 1), which ONNX Runtime does not run",
+        "A node is batch first (layout = 1): ONNX Runtime does not run it",
         "export with layout = 0 and transposes around it",
     ),
     Known(
@@ -115,31 +115,31 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA115",
         "warning",
-        "An initial state is computed inside the model, and zero is assumed",
+        "An initial state is computed inside the model: zero is assumed",
         "depths hold for runs that start from zero",
     ),
     Known(
         "RA120",
         "note",
-        "The file holds several copies of the same recurrence, and one was read",
+        "The file holds several copies of a recurrence, and one was read",
         "save the copy you mean on its own to audit that one",
     ),
     Known(
         "RA121",
         "warning",
-        "The nonlinearity of an Elman cell is not stored in this file: tanh is assumed",
+        "An Elman cell's nonlinearity is not stored here: tanh is assumed",
         "if the model was made with nonlinearity='relu', export it to ONNX, which says so",
     ),
     Known(
         "RA122",
         "note",
-        "What follows the recurrence is not one linear layer, and is not audited",
+        "What follows the recurrence is not one linear layer: not audited",
         "errors are those of the recurrent output; export the model to ONNX to audit it whole",
     ),
     Known(
         "RA123",
         "warning",
-        "The model may start from a state that it learned; the audit starts from zero",
+        "The model may have learned its initial state: zero is assumed",
         "export the model to ONNX, where the initial state is wired to the recurrence",
     ),
     Known(
@@ -151,7 +151,7 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA125",
         "warning",
-        "Dropout is active in this file: it was traced or exported in training mode",
+        "Dropout is active: the file was made in training mode",
         "call model.eval() before the export; the audit is of the model without dropout",
     ),
     Known(
@@ -163,7 +163,7 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA127",
         "warning",
-        "A recurrence is quantised: it is audited with its dequantised weights",
+        "A recurrence is quantised: its dequantised weights are audited",
         "truncate the model as it was before quantisation, and quantise the result",
     ),
     Known(
@@ -175,7 +175,7 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA130",
         "note",
-        "A recurrence was read from operators, not from an LSTM, GRU or RNN node",
+        "A recurrence was read from operators, not from one node",
         "the message says what it carries and reads; check that against the model's own code",
     ),
     Known(
@@ -187,13 +187,13 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA132",
         "error",
-        "The proof file is missing, damaged, too large, or of another kind",
+        "The proof file is missing, damaged, or of another kind",
         "give a file that rnnaudit certify wrote",
     ),
     Known(
         "RA133",
         "warning",
-        "A GRU resets its state by another equation than the model it comes from",
+        "A GRU resets its state unlike the model that it comes from",
         "the file's own equation is audited; PyTorch's is linear_before_reset = 1",
     ),
     Known(
@@ -289,19 +289,19 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA232",
         "error",
-        "The depth exceeds the policy's limit, or lacks the evidence asked for",
+        "The depth exceeds the limit, or lacks the evidence asked for",
         "give --data, raise --eps or --max-depth, or accept weaker --evidence",
     ),
     Known(
         "RA233",
         "error",
-        "More sequences may exceed ε than the policy accepts, or none were measured",
+        "More sequences may exceed ε than accepted, or none were measured",
         "give more sequences with --data",
     ),
     Known(
         "RA234",
         "error",
-        "Part of the model was skipped, and the policy does not accept that",
+        "Part of the model was skipped, which the policy does not accept",
         "each part says why; --allow-skipped accepts a model that was audited in part",
     ),
     Known(
@@ -337,7 +337,7 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA240",
         "warning",
-        "Two fixed points attract under the same input: what came before is kept for ever",
+        "Two fixed points attract under the same input: one past is kept",
         "no depth holds for every input; rnnaudit inspect --witness FILE saves the inputs",
     ),
     Known(

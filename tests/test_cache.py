@@ -124,7 +124,7 @@ def test_runs_side_by_side_see_whole_entries_only(folder):
 
     def turn(i):
         report = replace(by_hand.STABLE, data=f"{i} " * 5_000)
-        cache.keep(name, report, model, ())
+        cache.keep(name, report, {})
         found = cache.find(name, model)
         return found is not None and len(set(found.data.split())) == 1
 
@@ -136,36 +136,62 @@ def test_runs_side_by_side_see_whole_entries_only(folder):
 def test_the_oldest_entries_go(folder, monkeypatch):
     monkeypatch.setattr(cache, "MOST", 3)
     for i in range(5):
-        cache.keep(f"{i}", by_hand.STABLE, Path("m.pt"), ())
+        cache.keep(f"{i}", by_hand.STABLE, {})
         time.sleep(0.01)
     assert sorted(path.stem for path in folder.iterdir()) == ["2", "3", "4"]
 
 
 def test_numbers_that_json_cannot_hold_are_not_kept(folder):
     endless = replace(by_hand.BACH, lower=replace(by_hand.BACH.lower, value=float("inf")))
-    cache.keep("a", replace(by_hand.STABLE, recurrences=(endless,)), Path("m.pt"), ())
+    cache.keep("a", replace(by_hand.STABLE, recurrences=(endless,)), {})
     assert not folder.exists()
 
 
 def test_weights_beside_an_onnx_model_are_part_of_it(folder):
-    weights = np.arange(64, dtype=np.float32)
+    beside_weights(2.0)
+    path = Path("m.onnx")
+    assert {file.name for file in beside(path)} == {"w.bin"}
+    cache.keep("a", by_hand.STABLE, cache.digests(path, beside(path)))
+    assert cache.find("a", path) is not None
+    Path("w.bin").write_bytes(b"\1" * 256)
+    assert cache.find("a", path) is None
+    Path("w.bin").unlink()
+    assert cache.find("a", path) is None
+
+
+def beside_weights(values):
+    """Write m.onnx, a sum with weights that lie beside it in w.bin."""
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])],
-        [onnx.numpy_helper.from_array(weights, "w")],
+        [onnx.numpy_helper.from_array(np.full(64, values, np.float32), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    path = Path("m.onnx")
-    assert {file.name for file in beside(path)} == {"w.bin"}
-    cache.keep("a", by_hand.STABLE, path, beside(path))
-    assert cache.find("a", path) is not None
-    Path("w.bin").write_bytes((weights + 1).tobytes())
-    assert cache.find("a", path) is None
-    Path("w.bin").unlink()
-    assert cache.find("a", path) is None
+
+
+FILES = {
+    "the weights beside it": lambda: Path("w.bin").write_bytes(b"\1" * 256),
+    "the model": lambda: Path("m.onnx").write_bytes(Path("m.onnx").read_bytes() + b"\x1a\0"),
+    "the data": lambda: np.save("x.npy", np.ones((4, 9, 3))),
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_what_changes_while_it_is_audited_is_not_kept(folder, api, capsys, monkeypatch, what):  # noqa: F811
+    beside_weights(2.0)
+    audit = api.audit
+
+    def slowly(*arguments, **settings):
+        FILES[what]()
+        return audit(*arguments, **settings)
+
+    monkeypatch.setattr(api, "audit", slowly)
+    assert run(capsys, "inspect", "m.onnx", "--data", "x.npy")[0] == 0
+    assert folder.exists() == (what == "nothing")
 
 
 def test_weights_behind_a_link_that_is_turned_are_other_weights(folder):
@@ -189,7 +215,7 @@ def test_weights_behind_a_link_that_is_turned_are_other_weights(folder):
     path, link = Path("here/m.onnx"), Path("here/w.bin")
     path.symlink_to("../store/m.onnx")
     link.symlink_to("../store/old/w.bin")
-    cache.keep("a", by_hand.STABLE, path, beside(path))
+    cache.keep("a", by_hand.STABLE, cache.digests(path, beside(path)))
     assert cache.find("a", path) == by_hand.STABLE
     link.unlink()
     link.symlink_to("../store/new/w.bin")

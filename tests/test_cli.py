@@ -243,13 +243,17 @@ def test_quiet_prints_the_verdict_only_and_verbose_everything(api, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "wanted a command, got none; see rnnaudit --help"),
         (["inspekt"], "No such command 'inspekt'"),
         (["inspect"], "Missing argument 'MODEL'; see rnnaudit inspect --help"),
         (["inspect", "a", "b"], "Got unexpected extra argument"),
         (["inspect", "a", "--epz", "1"], "No such option: --epz"),
         (["inspect", "a", "--eps"], "requires an argument"),
-        (["inspect", "a", "--eps", "small"], "Invalid value for '--eps'"),
+        (
+            ["inspect", "a", "--eps", "small"],
+            "--eps must be a number, such as 0.001, got 'small'; see rnnaudit inspect --help",
+        ),
+        (["inspect", "a", "--seed", "1.5"], "--seed must be a whole number, such as 0, got '1.5'"),
+        (["inspect", "a", "--time-axis", "q"], "--time-axis must be a whole number, got 'q'"),
         (["inspect", "a", "--eps", "0"], "--eps must be a finite number above 0, got 0"),
         (["inspect", "a", "--eps", "-1"], "--eps must be a finite number above 0, got -1"),
         (["inspect", "a", "--eps", "nan"], "--eps must be a finite number above 0, got nan"),
@@ -264,11 +268,14 @@ def test_quiet_prints_the_verdict_only_and_verbose_everything(api, capsys):
         (["inspect", "a", "--input-range", "1"], "an input range must be LO:HI"),
         (
             ["inspect", "a", "--format", "xml"],
-            "Invalid value for '--format': 'xml' is not one of 'text', 'json', 'markdown', ",
+            "--format must be one of text, json, markdown, junit, sarif, html, got 'xml'; see ",
         ),
         (["truncate", "a", "--depth", "0"], "--depth must be at least 1, got 0"),
         (["truncate", "a", "--max-depth", "0"], "--max-depth must be at least 1, got 0"),
-        (["truncate", "a", "--evidence", "hope"], "Invalid value for '--evidence'"),
+        (
+            ["truncate", "a", "--evidence", "hope"],
+            "--evidence must be one of proved, measured, got 'hope'; see rnnaudit truncate --help",
+        ),
         (["verify", "a"], "wanted ORIGINAL and CANDIDATE, got one model; name both"),
     ],
 )
@@ -279,6 +286,24 @@ def test_wrong_options_are_one_line_and_exit_2(api, capsys, arguments, words):
     assert words in err
     assert len(err.splitlines()) == 1
     assert api.calls == []
+
+
+def test_without_a_command_the_help_is_printed_and_the_exit_code_is_2(api, capsys):
+    code, out, err = run(capsys)
+    assert (code, out) == (2, "")
+    assert err == run(capsys, "--help")[1]
+    assert "2 wrong options or no command" in " ".join(err.split())
+    assert api.calls == []
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_pattern_that_matches_nothing_says_so_and_hides_no_other_model(api, capsys, form):
+    Path("m.pt").touch()
+    code, out, err = run(capsys, "gate", "nothing/*.onnx", "m.pt", "--format", form)
+    assert (code, err, len(api.calls)) == (3, "", 1)
+    words = "a pattern that matches a file was wanted, got nothing/*.onnx, which matches none"
+    assert words in " ".join(out.split())
+    assert "no such file" not in out
 
 
 def test_data_that_cannot_be_used_exit_3(api, capsys):
@@ -411,8 +436,7 @@ def test_a_value_that_does_not_fit_names_the_file(api, capsys):
     write("rnnaudit.toml", 'eps = "small"')
     code, _, err = run(capsys, "inspect", "m.pt")
     assert code == 2
-    assert "Invalid value for '--eps'" in err
-    assert "(set by rnnaudit.toml)" in err
+    assert "--eps must be a number, such as 0.001, got 'small' (set by rnnaudit.toml); see" in err
 
 
 def test_a_table_that_is_none_is_refused(tmp_path):
@@ -440,6 +464,8 @@ def test_help_has_examples_and_fits_80_columns(capsys, monkeypatch, command):
 
 def test_examples_in_the_help_are_ones_the_program_takes(api, capsys):
     np.savez("sequences.npz", x=np.zeros((3, 2)))
+    Path("models").mkdir()
+    Path("models/a.onnx").touch()
     texts = [app.EXAMPLES, *(examples for _, examples in app.COMMANDS)]
     Path("baseline.json").write_text(JsonRenderer().render(by_hand.STABLE))
     lines = [line.partition("|")[0] for text in texts for line in text.splitlines()]

@@ -47,6 +47,7 @@ def test_explain_lists_every_finding(capsys):
     code, out, err = run(capsys, "explain")
     assert (code, err) == (0, "")
     assert [line[:5] for line in out.splitlines()] == [entry.id for entry in FINDINGS]
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

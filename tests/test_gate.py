@@ -279,7 +279,7 @@ def test_a_baseline_is_written_by_the_gate_and_read_by_it(inside, models, capsys
         (["--max-depth", "0"], "--max-depth must be at least 1, got 0"),
         (["--max-exceed", "2"], "--max-exceed must lie between 0 and 1, got 2"),
         (["--tolerance", "nan"], "--tolerance must be a finite number, 0 or more, got nan"),
-        (["--evidence", "hope"], "Invalid value for '--evidence'"),
+        (["--evidence", "hope"], "--evidence must be one of proved, measured, any, got 'hope'; "),
         (["-o", "calm.pt"], "the output must not be what is read, got calm.pt for both"),
     ],
 )

@@ -5,13 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rnnaudit import __version__
-from rnnaudit.cli import certify, check, config, explain, gate, inspect, report, truncate, verify
+from rnnaudit.cli import (
+    certify,
+    check,
+    config,
+    explain,
+    gate,
+    inspect,
+    report,
+    truncate,
+    usage,
+    verify,
+)
 from rnnaudit.errors import RnnauditError, UsageError
 
 COMMANDS = (
@@ -35,7 +47,8 @@ EXAMPLES = """Examples:
 
   rnnaudit gate models/*.onnx
 
-Exit codes: 0 done or passed, 1 a check or gate failed, 2 wrong options, 3 could not audit.
+Exit codes: 0 done or passed, 1 a check or gate failed, 2 wrong options or no command,
+3 could not audit.
 
 \\[tool.rnnaudit] in pyproject.toml, or rnnaudit.toml, sets a default for every option."""
 
@@ -51,7 +64,6 @@ NEVER_CONFIGURED = frozenset({"help", "finding", "factory", "trust_pickle"})
 """Parameters that no file sets: what runs code is asked for each time, by whoever runs it."""
 
 _REPORT = "please report the traceback above; it says nothing about the model"
-_PARSER: type[Exception] = typer.BadParameter.mro()[1]  # every complaint about usage
 
 
 def _paragraphs(docstring: str) -> str:
@@ -124,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if not arguments and COMPLETION not in os.environ:
-            raise UsageError("wanted a command, got none", help="see rnnaudit --help")
+            return _help()
         program = typer.main.get_command(app)
         return int(program.main(arguments, "rnnaudit", standalone_mode=False) or 0)
     except RnnauditError as error:
@@ -132,25 +144,18 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
-        usage = _usage(error)
-        if usage is not None:
-            return _complain(usage)
+        usual = usage.complaint(error)
+        if usual is not None:
+            return _complain(usual)
         traceback.print_exc()
         return _complain(RnnauditError("rnnaudit itself failed", help=_REPORT, id="RA900"))
 
 
-def _usage(error: Exception) -> UsageError | None:
-    """Turn a complaint of the option parser into ours; None for any other error."""
-    if not (isinstance(error, _PARSER) and hasattr(error, "format_message")):
-        return None
-    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    message = str(error.format_message()).rstrip(".").replace(": Value error, ", ": ")
-    if context is not None and parameter is not None:
-        source = context.get_parameter_source(parameter.name)
-        if source is not None and source.name == "DEFAULT_MAP":
-            message += f" (set by {config.source(Path.cwd())})"
-    path = "rnnaudit" if context is None else context.command_path
-    return UsageError(message, help=f"see {path} --help")
+def _help() -> int:
+    """Print the help where no command was named: to stderr, as that is wrong usage."""
+    with redirect_stdout(sys.stderr):
+        typer.main.get_command(app).main(["--help"], "rnnaudit", standalone_mode=False)
+    return UsageError.exit_code
 
 
 def _complain(error: RnnauditError) -> int:

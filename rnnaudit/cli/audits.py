@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rnnaudit.cli import inputs
+from rnnaudit.errors import RnnauditError
 
 if TYPE_CHECKING:  # a cached audit needs neither numpy nor torch
     from rnnaudit.cli.output import Progress
@@ -82,17 +83,23 @@ def answer(
     from rnnaudit.cli import cache
 
     path, data = Path(model), question.data
-    name = None
-    if cached and question.repeatable:
-        name = cache.key(path, None if data is None else Path(data), asdict(question))
+
+    def key() -> str | None:
+        return cache.key(path, None if data is None else Path(data), asdict(question))
+
+    name = key() if cached and question.repeatable else None
     found = None if name is None else cache.find(name, path)
     if found is not None:
         if verbose:
             sys.stderr.write(f"cached: {model} and all that its audit depends on are unchanged\n")
         return found
+    files = () if name is None else _beside(path)
+    before = cache.digests(path, files)
     report = audit(question, model, progress=progress)
-    if name is not None:
-        cache.keep(name, report, path, _beside(report, path))
+    # What changed while it was read is neither what was hashed before nor what is there now.
+    same = name is not None and (cache.digests(path, files), key()) == (before, name)
+    if name is not None and before is not None and same:
+        cache.keep(name, report, before)
     return report
 
 
@@ -131,9 +138,15 @@ def audit(
     )
 
 
-def _beside(report: Report, path: Path) -> Iterable[Path]:
-    if not report.model.format.startswith("ONNX"):
-        return ()
+def _beside(path: Path) -> Iterable[Path]:
+    """Return the other files that a model is made of; none where it is no ONNX model."""
+    from rnnaudit.loaders.interface import HEAD_BYTES
+    from rnnaudit.loaders.onnx import LOADER
     from rnnaudit.loaders.onnx.reading import beside
 
-    return beside(path)
+    try:
+        with path.open("rb") as file:
+            onnx = LOADER.recognises(file.read(HEAD_BYTES), path)
+        return beside(path) if onnx else ()
+    except (OSError, RnnauditError):
+        return ()  # the audit says what is wrong with it

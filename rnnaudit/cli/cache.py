@@ -65,14 +65,21 @@ def find(name: str, model: Path) -> Report | None:
         return None
 
 
-def keep(name: str, report: Report, model: Path, beside: Iterable[Path]) -> None:
+def digests(model: Path, beside: Iterable[Path]) -> Mapping[str, str] | None:
+    """Hash the other files that a model is made of, by name from its folder; None if one cannot."""
+    try:
+        return {os.path.relpath(file, model.parent): _file(file) for file in beside}
+    except (OSError, ValueError):
+        return None
+
+
+def keep(name: str, report: Report, beside: Mapping[str, str]) -> None:
     """Keep a report that reads back exactly as it is; a folder that cannot be written is no error.
 
     Args:
         name: What `key` returned before the audit began.
         report: The audit.
-        model: The audited file.
-        beside: Other files that the model is made of, in its folder.
+        beside: The hashes of other files that the model is made of, as before and after the audit.
     """
     from rnnaudit.reports.json import JsonRenderer
     from rnnaudit.reports.reading import read
@@ -82,8 +89,7 @@ def keep(name: str, report: Report, model: Path, beside: Iterable[Path]) -> None
     with contextlib.suppress(OSError, ValueError):
         if render(read(text)) != text:
             return
-        digests = {os.path.relpath(file, model.parent): _file(file) for file in beside}
-        _write(f"{name}.json", json.dumps({"beside": digests, "report": json.loads(text)}))
+        _write(f"{name}.json", json.dumps({"beside": dict(beside), "report": json.loads(text)}))
 
 
 def _write(name: str, text: str) -> None:

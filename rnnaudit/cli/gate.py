@@ -175,6 +175,13 @@ def _outcome(
     progress: output.Progress | None,
 ) -> Outcome:
     """Audit a file, or say why that cannot be done; only wrong options end the whole run."""
+    if has_magic(path) and not Path(path).exists():
+        return Refusal(
+            path,
+            "RA101",
+            f"a pattern that matches a file was wanted, got {path}, which matches none",
+            "check the pattern, and the folder that it begins in",
+        )
     try:
         return audits.answer(question, path, cached=cached, verbose=verbose, progress=progress)
     except UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +120,16 @@ def emit(
     """Render a report and write it to ``file``, or to stdout without one."""
     text = _renderer(form, to_file=file is not None, quiet=quiet, verbose=verbose).render(report)
     put(text, file)
+    if quiet and form is Format.TEXT and report.equivalence is not None:
+        _say_left_out(report.equivalence.left_out)
+
+
+def _say_left_out(parts: Sequence[str]) -> None:
+    """Say on stderr what the verdict alone does not: what was not compared."""
+    if parts:
+        from rnnaudit.reports.numbers import clean
+
+        print(clean(f"left out of the comparison: {'; '.join(parts)}"), file=sys.stderr)
 
 
 def emit_proof(report: Report, form: str, *, written: bool, quiet: bool) -> None:
