@@ -106,9 +106,9 @@ def moved(draw, graph, value, array, *, cuts=True):
     size = array.shape[axis]
     if kind == "Slice":
         step = draw(st.sampled_from([1, 1, 2, -1]))
-        start = draw(st.integers(0, size - 1))
+        start = draw(st.sampled_from([0, draw(st.integers(0, size - 1))]))
         if step > 0:
-            end = draw(st.integers(start + 1, size + 3))
+            end = draw(st.sampled_from([2**63 - 1, draw(st.integers(start + 1, size + 3))]))
             cut = slice(start, end, step)
         else:
             end, cut = -(2**40), slice(start, None, step)
@@ -258,6 +258,18 @@ def test_a_layout_says_how_a_value_is_dealt_out_of_its_origin(data, steps, cuts)
     order = [list(sizes).index(name) for name in atoms]
     assert [number(length(axis)) for axis in layout.axes] == list(theirs.shape)
     np.testing.assert_array_equal(X.transpose(order).reshape(theirs.shape), theirs)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "kept"),
+    [(0, 2**63 - 1, 1, True), (0, 9, 1, False), (1, 2**63 - 1, 1, False), (0, 2**63 - 1, 2, False)],
+)
+def test_a_slice_of_all_entries_changes_nothing(start, end, step, kept):
+    graph = Graph()
+    cut = graph.op("Slice", graph.X, *(graph.constant([n]) for n in (start, end, 0, step)))
+    graph.known.visit(cut.producer())
+    layout = graph.known.layout(cut)
+    assert (layout is not None and layout.origin is graph.X) == kept
 
 
 def test_a_reshape_by_computed_sizes_is_followed():

@@ -203,7 +203,12 @@ def _flatten(node: ir.Node, inputs: Sequence[Any]) -> Sequence[Array]:
     return [a.reshape(math.prod(a.shape[:cut]), math.prod(a.shape[cut:]))]
 
 
-def _slices(node: ir.Node, inputs: Sequence[Any], rank: int) -> dict[int, slice]:
+def slices(node: ir.Node, inputs: Sequence[Any], rank: int) -> dict[int, slice]:
+    """Return what a Slice takes of each axis that it cuts.
+
+    Raises:
+        ValueError: Where it starts or ends is not known.
+    """
     starts, ends = integers(node, "starts", inputs, 1), integers(node, "ends", inputs, 2)
     axes, steps = integers(node, "axes", inputs, 3), integers(node, "steps", inputs, 4)
     if starts is None or ends is None:
@@ -219,7 +224,7 @@ def _slices(node: ir.Node, inputs: Sequence[Any], rank: int) -> dict[int, slice]
 
 def _slice(node: ir.Node, inputs: Sequence[Any]) -> Sequence[Array]:
     a = inputs[0]
-    cuts = _slices(node, inputs, a.ndim)
+    cuts = slices(node, inputs, a.ndim)
     for i, cut in list(cuts.items()):
         if cut.step < 0 and cut.stop is not None and cut.stop < -a.shape[i]:
             cuts[i] = slice(cut.start, None, cut.step)
@@ -401,7 +406,7 @@ def _moved(
 ) -> Sequence[Array]:
     """Move the axes of a core; along an axis of length 1 every entry is the same."""
     if node.op_type == "Slice":
-        cuts = _slices(node, inputs, core.ndim)
+        cuts = slices(node, inputs, core.ndim)
         kept = {i: cut for i, cut in cuts.items() if core.shape[i] != 1}
         return [core[tuple(kept.get(i, slice(None)) for i in range(core.ndim))]]
     along = integer(node, "axis", 0)

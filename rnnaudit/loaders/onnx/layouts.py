@@ -10,10 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, Size, length
-from rnnaudit.loaders.onnx.contents import integer, integers
+from rnnaudit.loaders.onnx.contents import integer, integers, slices
 
 if TYPE_CHECKING:
     from rnnaudit.loaders.onnx.values import Knowledge
+
+
+_WHOLE = 2**31 - 1
+"""An end of a Slice that no axis reaches."""
 
 
 def _keep_axes(_: Knowledge, node: ir.Node, before: Layout) -> tuple[Axis, ...] | None:
@@ -26,6 +30,17 @@ def _dropout_axes(known: Knowledge, node: ir.Node, before: Layout) -> tuple[Axis
     if training is not None:
         mode = known.constant(training)
         if mode is None or bool(mode.any()):
+            return None
+    return before.axes
+
+
+def _slice_axes(known: Knowledge, node: ir.Node, before: Layout) -> tuple[Axis, ...] | None:
+    """Slice passes its input on where it cuts nothing off, as exporters write ``x[:, t]``."""
+    cuts = slices(node, [known.constant(value) for value in node.inputs], len(before.axes))
+    for i, cut in cuts.items():
+        size = length(before.axes[i])
+        all_ = cut.stop is not None and cut.stop >= (size if isinstance(size, int) else _WHOLE)
+        if cut.start != 0 or cut.step != 1 or not all_:
             return None
     return before.axes
 
@@ -110,6 +125,7 @@ def _take(atoms: list[Atom], size: Size | int | None, end: int) -> Axis | None:
 LAYOUTS: dict[str, Callable[[Knowledge, ir.Node, Layout], tuple[Axis, ...] | None]] = {
     "Identity": _keep_axes,
     "Dropout": _dropout_axes,
+    "Slice": _slice_axes,
     "Squeeze": _squeeze_axes,
     "Unsqueeze": _unsqueeze_axes,
     "Transpose": _transpose_axes,
