@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -28,7 +29,9 @@ from rnnaudit.estimators import (
     obstacles,
     pictures,
     refute,
+    refute_both_ways,
     spectrum,
+    within_reach,
     witness,
 )
 from rnnaudit.evidence import allowed_failures, measured_depth
@@ -52,8 +55,8 @@ from rnnaudit.threads import few_threads
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share that is done."""
 
-PROOF_SHARE = 0.4
-"""Share of the time budget that proofs may take."""
+PROOFS, MEASURES, SEARCHES, OBSTACLES = 0.4, 0.4, 0.15, 0.05
+"""How a part's share of the time budget is divided; what one leaves, the later ones have."""
 
 PILOT = 5
 """Sequences that are measured first where all would be expensive: one of each synthetic kind."""
@@ -264,8 +267,7 @@ def _examined(
     model: Model, seen: Observation, settings: Settings, progress: Progress | None
 ) -> Examination:
     total = len(list(model.recurrences())) + len(model.stacks)
-    limit = settings.time_budget
-    work = _Work(total, None if limit is None else limit / max(1, total), progress)
+    work = _Work(total, settings.time_budget, progress)
     found: dict[str, Examined] = {}
     stacks = []
     domains = []
@@ -274,7 +276,7 @@ def _examined(
         domains.append(domain)
         rows = _rows(model, stack, domain)
         parts = 1 + sum(1 for _ in stack.recurrences())
-        proof = prove_stack(stack, domain, work.seconds(PROOF_SHARE * parts), settings.seed)
+        proof = prove_stack(stack, domain, work.seconds(PROOFS * parts), settings.seed)
         owners = seen.owners[i]
         for recurrence in stack.recurrences():
             groups = seen.recurrences[recurrence.label]
@@ -284,7 +286,12 @@ def _examined(
             covered = longest if recurrence.layer else _inside(longest, domain)
             certificates = proof.recurrences[recurrence.label]
             stable = certificates.best is not None and certificates.best.bound.value < 1
-            in_the_way = None if stable else obstacles(recurrence, covered, seed=settings.seed)
+            seconds = work.seconds(OBSTACLES)
+            in_the_way = (
+                None
+                if stable
+                else obstacles(recurrence, covered, seed=settings.seed, budget_s=seconds)
+            )
             found[recurrence.label] = Examined(
                 recurrence,
                 domain,
@@ -331,18 +338,20 @@ def _examined(
     return Examination(model, seen, settings, found, tuple(stacks), names, tuple(domains))
 
 
-@dataclass(slots=True)
 class _Work:
-    """How many of the parts are done, and the seconds that each may take (None: no limit)."""
+    """How many of the parts are done, and the time that is left for the others."""
 
-    total: int
-    share: float | None
-    callback: Progress | None
-    done: int = 0
+    def __init__(self, total: int, budget_s: float | None, callback: Progress | None) -> None:
+        """Start the clock; without a budget it never ends."""
+        self.total, self.callback, self.done = total, callback, 0
+        self._end = None if budget_s is None else time.monotonic() + budget_s
+        self._left = float(total)
 
     def seconds(self, shares: float) -> float | None:
-        """Return this many shares of the time budget."""
-        return None if self.share is None else self.share * shares
+        """Return what these shares, of one for each part, have of the time that is left."""
+        part = min(1.0, shares / self._left) if self._left > 0 else 1.0
+        self._left -= shares
+        return None if self._end is None else max(0.0, self._end - time.monotonic()) * part
 
     def start(self, label: str) -> Callable[[float], None]:
         """Return what the next part reports its own share to."""
@@ -429,15 +438,21 @@ def _study(
     depends on sizes alone, never on the clock, unless the caller set a time budget.
     """
     groups, owners = inputs
-    budget = work.seconds((1 - PROOF_SHARE) / len(groups))
     most = sum(cost * len(x) * x.shape[1] ** 2 / 2 for x in groups)
     longest = groups[-1]
+    shares = MEASURES
     if most > AFFORDABLE and len(longest) > PILOT:
-        pilot = merged(study(longest[:PILOT], budget), owners[-1][:PILOT])
+        shares /= 2
+        pilot = merged(study(longest[:PILOT], work.seconds(shares)), owners[-1][:PILOT])
         allowed = settings.failures(sum(len(own.unique()) for own in owners))
         if pilot.needed(settings.eps).count(None) > allowed:
             return pilot
-    return pool([merged(study(x, budget), own) for x, own in zip(groups, owners, strict=True)])
+    return pool(
+        [
+            merged(study(x, work.seconds(shares / len(groups))), own)
+            for x, own in zip(groups, owners, strict=True)
+        ]
+    )
 
 
 def _refuted_alone(
@@ -484,12 +499,13 @@ def _refuted(
     *,
     rows: Tensor | None,
 ) -> Refutation | None:
-    """Search for inputs that a stack remembers, where it runs in one direction."""
+    """Search for inputs that a stack remembers, where its start is known."""
     if len(each) == 1 and stack.readout is None:
         return each[0].refutation
-    computed = any(e.recurrence.initial.source == "computed" for e in each)
-    if not stack.causal or computed:
+    if any(e.recurrence.initial.source == "computed" for e in each):
         return None
+    if not stack.causal:
+        return _refute_both_ways(stack, each[0].domain, groups[-1], settings, work, rows=rows)
     chain = Chain.of([e.recurrence for e in each], stack.readout)
     found = _refute(chain, each[0].domain, groups[-1], settings, work, rows=rows)
     alone = len(each) == 1 and rows is None  # else its prefix is none of this search's
@@ -520,6 +536,7 @@ def _refute(
     ``examples`` [N, T, I] are in the chain's own reading order; nothing but ``rows`` [V, I]
     is tried where they are given.
     """
+    seconds = work.seconds(SEARCHES)
     low, high = domain.box(chain.input_size)
     finite = bool(low.isfinite().all() and high.isfinite().all())
     if not finite or sum(cells.multiplications(cell) for cell in chain.cells) > SEARCHABLE:
@@ -535,7 +552,38 @@ def _refute(
         norm=settings.norm,
         examples=examples,
         eps=settings.eps,
-        budget_s=work.seconds(PROOF_SHARE / 2),
+        budget_s=seconds,
+        rows=rows,
+    )
+
+
+def _refute_both_ways(
+    stack: Stack,
+    domain: Domain,
+    examples: Tensor,
+    settings: Settings,
+    work: _Work,
+    *,
+    rows: Tensor | None,
+) -> Refutation | None:
+    """Search for sequences that a stack of both directions gets wrong; None as in `_refute`."""
+    seconds = work.seconds(SEARCHES)
+    low, high = domain.box(stack.input_size)
+    horizon = within_reach(stack, HORIZON)
+    if not horizon or not bool(low.isfinite().all() and high.isfinite().all()):
+        return None
+    return refute_both_ways(
+        stack,
+        low,
+        high,
+        horizon=horizon,
+        restarts=RESTARTS,
+        steps=ASCENTS,
+        seed=settings.seed,
+        norm=settings.norm,
+        examples=examples,
+        eps=settings.eps,
+        budget_s=seconds,
         rows=rows,
     )
 

@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rnnaudit.certificates import Domain
 from rnnaudit.errors import LoadError, UsageError
-from rnnaudit.estimators import Refutation, Witness
+from rnnaudit.estimators import Recording, Refutation, Witness
 from rnnaudit.examine import Examination
 from rnnaudit.model import Readout, Recurrence, Stack, fingerprint
+from rnnaudit.results import Norm
 
 SCHEMA = "rnnaudit.witness/1"
 
 _LARGEST = 1 << 28  # bytes of a file's arrays, unpacked
 _ARRAYS = {"prefix": 2, "inputs": 2, "distances": 1, "low": 1, "high": 1, "eps": 0}
+_DEPTHS = "depths"  # of a recording only
 _TEXTS = ("schema", "where", "fingerprint", "domain", "norm")
 
 
@@ -33,7 +36,8 @@ class Stored:
     """A witness, the ε it was found for, and what it was found in.
 
     Attributes:
-        witness: The inputs, in the order in which the recurrence reads them.
+        witness: The inputs: of a witness in the order in which the recurrence reads them, of a
+            recording in the order of time.
         eps: The ε that decides what it refutes.
         where: A recurrence's label, or a stack's name where the stack's own output counts.
         fingerprint: Of the weights it was found in.
@@ -42,7 +46,7 @@ class Stored:
         high: Largest value [I] of each input there.
     """
 
-    witness: Witness
+    witness: Witness | Recording
     eps: float
     where: str
     fingerprint: str
@@ -80,8 +84,13 @@ def save_witness(found: Examination, path: Path) -> str | None:
     )
     if best is None:
         return None
+    made = best.witness
+    if isinstance(made, Recording):  # nothing is read by one run alone
+        own = {"prefix": made.inputs[:0].numpy(), _DEPTHS: np.array(made.depths, dtype=np.float64)}
+    else:
+        own = {"prefix": made.prefix.numpy()}
     arrays = {
-        "prefix": best.witness.prefix.numpy(),
+        **own,
         "inputs": best.witness.inputs.numpy(),
         "distances": best.witness.distances.numpy(),
         "low": best.low.numpy(),
@@ -120,7 +129,7 @@ def _witnesses(found: Examination) -> Iterator[Stored]:
     for search, part, where, domain in parts:
         witness = None if search is None else search.best(eps)
         if witness is not None:
-            low, high = domain.box(witness.prefix.shape[1])
+            low, high = domain.box(witness.inputs.shape[1])
             yield Stored(witness, eps, where, weights_fingerprint(part), domain.name, low, high)
 
 
@@ -138,14 +147,20 @@ def load_witness(path: str | Path) -> Stored:
         raise _refuse(path, reason or type(error).__name__) from error
     prefix, inputs, distances = (found[name] for name in ("prefix", "inputs", "distances"))
     width, norm = prefix.shape[1], str(found["norm"])
+    depths = found.get(_DEPTHS)
+    whole = depths is not None
+    steps = len(inputs) + 1 if depths is None else len(depths)
     checks = {
         f"its schema must be {SCHEMA}": str(found["schema"]) == SCHEMA,
         "its norm must be max or 2": norm in ("max", "2"),
-        "it must hold a prefix and inputs": min(len(prefix), len(inputs), width) > 0,
+        "it must hold a prefix and inputs": whole or min(len(prefix), len(inputs), width) > 0,
+        "it must hold inputs and depths, and no prefix": not whole
+        or (min(len(inputs), width, steps) > 0 and not len(prefix)),
+        "its depths must be whole numbers that ascend": depths is None or _ascend(depths),
         "its inputs must be as wide as its prefix": inputs.shape[1] == width,
         "its box must be as wide as its prefix": found["low"].shape == found["high"].shape
         and found["low"].shape == (width,),
-        "it must hold a distance for each depth": len(distances) == len(inputs) + 1,
+        "it must hold a distance for each depth": len(distances) == steps,
         "its ε must be positive": bool(found["eps"] > 0),
     }
     for wanted, holds in checks.items():
@@ -155,12 +170,14 @@ def load_witness(path: str | Path) -> Stored:
     x = torch.from_numpy(np.concatenate([prefix, inputs]))
     if not bool(((x >= low) & (x <= high)).all()):
         raise _refuse(path, "its inputs must lie in its box")
-    witness = Witness(
-        torch.from_numpy(prefix),
-        torch.from_numpy(inputs),
-        torch.from_numpy(distances),
-        "2" if norm == "2" else "max",
-    )
+    kind: Norm = "2" if norm == "2" else "max"
+    gaps = torch.from_numpy(distances)
+    witness: Witness | Recording
+    if depths is None:
+        witness = Witness(torch.from_numpy(prefix), torch.from_numpy(inputs), gaps, kind)
+    else:
+        tried = tuple(int(k) for k in depths)
+        witness = Recording(torch.from_numpy(inputs), tried, gaps, kind)
     where, domain = str(found["where"]), str(found["domain"])
     return Stored(witness, float(found["eps"]), where, str(found["fingerprint"]), domain, low, high)
 
@@ -173,8 +190,9 @@ def _arrays(path: Path) -> Mapping[str, Any]:
                 raise ValueError("it is too large")
         file.seek(0)
         stored = np.load(file, allow_pickle=False)
-        found = {name: stored[name] for name in (*_ARRAYS, *_TEXTS)}
-    for name, axes in _ARRAYS.items():
+        optional = (_DEPTHS,) if _DEPTHS in stored else ()
+        found = {name: stored[name] for name in (*_ARRAYS, *_TEXTS, *optional)}
+    for name, axes in {**_ARRAYS, **dict.fromkeys(optional, 1)}.items():
         array = found[name]
         if array.ndim != axes or array.dtype != np.float64 or not np.isfinite(array).all():
             raise ValueError(f"{name} must be {axes} axes of finite float64 numbers")
@@ -182,6 +200,12 @@ def _arrays(path: Path) -> Mapping[str, Any]:
         if found[name].ndim or found[name].dtype.kind != "U" or found[name].dtype.itemsize > 4096:
             raise ValueError(f"{name} must be a short text")
     return found
+
+
+def _ascend(depths: NDArray[np.float64]) -> bool:
+    """Whether these are depths in the order in which they are kept, and none is out of reach."""
+    whole = bool((depths == np.floor(depths)).all() and (depths >= 0).all())
+    return whole and bool((depths < 1e9).all() and (np.diff(depths) > 0).all())
 
 
 def _refuse(path: Path, reason: str) -> LoadError:

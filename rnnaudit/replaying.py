@@ -1,12 +1,14 @@
 """A witness runs again where the model lives: in ONNX Runtime, or in PyTorch's own modules.
 
 Two runs suffice for a causal system: one reads the prefix and the inputs, the other the
-inputs alone, and after j inputs they are as far apart as depth j errs.
+inputs alone, and after j inputs they are as far apart as depth j errs. Where a stack reads
+both ways its recurrences also run on every window of j inputs, each layer on what the one
+before gives there: that is the depth-j model, made of the runtime's own operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rnnaudit import runtime
+from rnnaudit import cells, runtime
 from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.estimators import Recording
 from rnnaudit.export import assemble, serialize
 from rnnaudit.model import Layer, Model, Recurrence, Stack
 from rnnaudit.refutation import Stored, weights_fingerprint
@@ -28,6 +31,12 @@ Array = NDArray[np.generic]
 
 Runner = Callable[[list[Tensor]], list[Array]]
 """Maps sequences [T, I] to outputs, each with T on the same axis where it has one."""
+
+SHOWN = 24
+"""Depths of a recording that are cut again, at most."""
+
+ROWS = 1 << 16
+"""Steps of windows that one run reads."""
 
 
 def replay(model: Model, stored: Stored) -> Replay:
@@ -42,6 +51,8 @@ def replay(model: Model, stored: Stored) -> Replay:
     if deepest < 1:
         raise _refuse(f"one that refutes a depth of at least 1, for ε = {stored.eps:g}")
     part = _part(model, stored)
+    if isinstance(witness, Recording):
+        return _replay_cut(model, part, stored, witness, deepest)
     inputs = witness.inputs[:deepest]
     run, name = _runner(model, part)
     full, restarted = run([torch.cat([witness.prefix, inputs]), inputs])
@@ -67,13 +78,134 @@ def _part(model: Model, stored: Stored) -> Recurrence | Stack:
         **{stack.name: stack for stack in model.stacks},
     }
     part = parts.get(stored.where)
-    width = stored.witness.prefix.shape[1]
+    width = stored.witness.inputs.shape[1]
     if part is None:
         raise _refuse(f"one of {', '.join(parts)}, got one of {stored.where!r}")
     reads = part.cell.input_size if isinstance(part, Recurrence) else part.input_size
     if reads != width:
         raise _refuse(f"{reads} features per step for {stored.where}, got {width}")
     return part
+
+
+def _replay_cut(
+    model: Model, part: Recurrence | Stack, stored: Stored, witness: Recording, deepest: int
+) -> Replay:
+    """Run a whole sequence, and every recurrence on windows of it, at depths up to the deepest."""
+    if not isinstance(part, Stack):
+        raise _refuse("one of a stack, where it holds depths")
+    depths = tuple(k for k in witness.depths if 1 <= k <= deepest)[-SHOWN:]
+    x = witness.inputs
+    full, name = _whole_outputs(model, part, x)
+    gaps = []
+    for cut in _cut_outputs(model, part, x, depths):
+        gap = np.abs(full.astype(np.float64) - cut.astype(np.float64))
+        size = gap.max(-1) if witness.norm == "max" else np.sqrt(np.square(gap).sum(-1))
+        gaps.append(float(np.nan_to_num(size, nan=0.0, posinf=np.finfo(np.float64).max).max()))
+    found = dict(zip(witness.depths, witness.distances.tolist(), strict=True))
+    return Replay(
+        where=stored.where,
+        eps=stored.eps,
+        norm=witness.norm,
+        depths=depths,
+        found=tuple(found[k] for k in depths),
+        replayed=tuple(gaps),
+        runtime=name,
+        domain=stored.domain,
+        same_weights=weights_fingerprint(part) == stored.fingerprint,
+        both_ways=True,
+    )
+
+
+def _whole_outputs(model: Model, stack: Stack, x: Tensor) -> tuple[Array, str]:
+    """Return a stack's outputs [T, O] on x [T, I], from the file itself where it gives them."""
+    if model.graph is not None and model.whole:
+        slots = of_graph(model, runtime.describe(model.path))
+        outcome = runtime.run(model.path, [{slot.name: _value(slot, slots, x) for slot in slots}])
+        if outcome.outputs is None:
+            raise _cannot_run(outcome.error)
+        for array in outcome.outputs[0].values():
+            y = _in_order(array, len(x), stack)
+            if y is not None:
+                return y, "the model in ONNX Runtime"
+    run = _rows_runner(model, stack)
+    own = model.graph is None and torch_outputs(stack, x[None, :1]) is not None
+    name = "PyTorch's own modules in float64" if own else _of_weights(stack)
+    return run([x[None]])[0][0].numpy(), name
+
+
+def _in_order(array: Array, T: int, stack: Stack) -> Array | None:
+    """Bring what a graph gives for one sequence to [T, O]; None where that is something else."""
+    axes = [axis for axis, size in enumerate(array.shape) if size == T]
+    if len(axes) != 1 or array.size != T * stack.output_size:
+        return None
+    y: Array = np.moveaxis(array.astype(np.float64), axes[0], 0).reshape(T, -1)
+    return y
+
+
+def _cut_outputs(model: Model, stack: Stack, x: Tensor, depths: Sequence[int]) -> list[Array]:
+    """Return a stack's outputs [T, O] at each depth, its recurrences run on windows."""
+    xs = [x for _ in depths]
+    for layer in stack.layers:
+        sides = [_on_windows(model, stack, r, xs, depths) for r in layer.recurrences]
+        xs = [torch.cat(parts, dim=-1) for parts in zip(*sides, strict=True)]
+    return [cells.readout(stack, x).numpy() for x in xs]
+
+
+def _on_windows(
+    model: Model, stack: Stack, recurrence: Recurrence, xs: list[Tensor], depths: Sequence[int]
+) -> list[Tensor]:
+    """Return a recurrence's last output [T, H] on each window of the k inputs before, for each k.
+
+    The first k outputs have no more inputs before them: one run gives them all.
+    """
+    alone = Stack(stack.name, (Layer((replace(recurrence, reverse=False, layer=0),)),))
+    parts: list[list[Tensor]] = []
+    for aligned, k in zip(xs, depths, strict=True):
+        x = aligned.flip(0) if recurrence.reverse else aligned
+        later = x.unfold(0, k, 1)[1:].mT if k < len(x) else x.new_zeros(0, k, x.shape[1])
+        parts.append([x[None, :k], *later.split(max(1, ROWS // k))])
+    ran = iter(_rows_runner(model, alone)([rows for each in parts for rows in each if len(rows)]))
+    found = []
+    for each in parts:
+        first, *others = (next(ran) for rows in each if len(rows))
+        y = torch.cat([first[0], *(rows[:, -1] for rows in others)])
+        found.append(y.flip(0) if recurrence.reverse else y)
+    return found
+
+
+def _rows_runner(model: Model, alone: Stack) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return what runs a stack on several rows [N, T, I]: PyTorch without a graph, or else ORT."""
+    if model.graph is None:
+        probe = torch_outputs(alone, torch.zeros(1, 1, alone.input_size).double())
+        if probe is not None:
+            return lambda several: [_of_torch(alone, rows) for rows in several]
+    graph = serialize(assemble([alone], {}, dtype=model.dtype))
+    dtype = numpy_dtype(runtime.describe(graph).inputs[0].dtype)
+
+    def run(several: list[Tensor]) -> list[Tensor]:
+        feeds = [{"x": rows.transpose(0, 1).numpy().astype(dtype)} for rows in several]
+        outcome = runtime.run(graph, feeds)
+        if outcome.outputs is None:
+            raise _cannot_run(outcome.error)
+        arrays = [next(iter(found.values())) for found in outcome.outputs]
+        return [torch.from_numpy(y.astype(np.float64)).transpose(0, 1) for y in arrays]
+
+    return run
+
+
+def _of_torch(stack: Stack, rows: Tensor) -> Tensor:
+    y = torch_outputs(stack, rows)
+    if y is None:
+        raise UnsupportedModelError(f"PyTorch has no module for {stack.name}", id="RA304")
+    return y
+
+
+def _cannot_run(error: str | None) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the model must run on the witness, got: {error}",
+        help="is it a witness of this model?",
+        id="RA304",
+    )
 
 
 def _refuse(wanted: str) -> LoadError:
@@ -98,14 +230,15 @@ def _runner(model: Model, part: Recurrence | Stack) -> tuple[Runner, str]:
         and torch_outputs(alone, torch.zeros(1, 1, alone.input_size).double()) is not None
     ):
         return lambda xs: [_in_torch(alone, x) for x in xs], "PyTorch's own modules in float64"
-    return lambda xs: _as_written(model, alone, xs), f"the weights of {alone.name} in ONNX Runtime"
+    return lambda xs: _as_written(model, alone, xs), _of_weights(alone)
+
+
+def _of_weights(stack: Stack) -> str:
+    return f"the weights of {stack.name} in ONNX Runtime"
 
 
 def _in_torch(stack: Stack, x: Tensor) -> Array:
-    y = torch_outputs(stack, x[None])
-    if y is None:
-        raise UnsupportedModelError(f"PyTorch has no module for {stack.name}", id="RA304")
-    array: Array = y[0].numpy()
+    array: Array = _of_torch(stack, x[None])[0].numpy()
     return array
 
 
@@ -135,11 +268,7 @@ def _ran(model: object, feeds: list[dict[str, Array]], stack: Stack) -> list[Arr
     """Return the output that follows time, or else the last one as wide as the stack's."""
     outcome = runtime.run(model, feeds)  # type: ignore[arg-type]
     if outcome.outputs is None:
-        raise UnsupportedModelError(
-            f"the model must run on the witness, got: {outcome.error}",
-            help="is it a witness of this model?",
-            id="RA304",
-        )
+        raise _cannot_run(outcome.error)
     first, second = outcome.outputs
     names = [name for name in first if first[name].shape != second[name].shape]
     names = names or [name for name in first if first[name].shape[-1:] == (stack.output_size,)]

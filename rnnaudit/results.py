@@ -277,7 +277,8 @@ class Replay:
 
     ``depths`` ends with the deepest that the witness refutes; where a model gives its last
     output only, it holds no other. ``same_weights`` says that the model is the one in which
-    the witness was found.
+    the witness was found, ``both_ways`` that each depth cuts the recurrences of a stack that
+    also reads the future.
     """
 
     where: str
@@ -296,6 +297,7 @@ class Replay:
         return self.replayed[-1] > self.eps
 
     @property
+    both_ways: bool = False
     def refuted_below(self) -> int | None:
         """The depth below which no k holds, as replayed; None where none is refuted."""
         wrong = [k for k, gap in zip(self.depths, self.replayed, strict=True) if gap > self.eps]

@@ -1,6 +1,7 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
-from rnnaudit.estimators.adversary import Refutation, Witness, refute, witness
+from rnnaudit.estimators.adversary import Recording, Refutation, Witness, refute, witness
+from rnnaudit.estimators.both_ways import refute_both_ways, within_reach
 from rnnaudit.estimators.lyapunov import lyapunov, spectrum
 from rnnaudit.estimators.obstacles import Bistability, Obstacles, obstacles
 from rnnaudit.estimators.pictures import pictures
@@ -12,6 +13,7 @@ from rnnaudit.estimators.states import sample
 __all__ = [
     "Bistability",
     "Obstacles",
+    "Recording",
     "Refutation",
     "Witness",
     "lambda_below",
@@ -21,9 +23,11 @@ __all__ = [
     "obstacles",
     "pictures",
     "refute",
+    "refute_both_ways",
     "sample",
     "spectral_norms",
     "spectrum",
     "synthetic",
+    "within_reach",
     "witness",
 ]

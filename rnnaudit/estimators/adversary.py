@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,12 +25,12 @@ Norm = Literal["max", "2"]
 PREFIX = 64
 """Steps of a prefix: enough to set what is to be remembered."""
 
-_POOL = 256  # random starts that are tried for each that is then improved
-_SMALLEST = 1e-7  # distances below this refute no ε that reports use
-_BYTES = 1 << 29  # activations that one gradient may keep
+POOL = 256  # random starts that are tried for each that is then improved
+SMALLEST = 1e-7  # distances below this refute no ε that reports use
+BYTES = 1 << 29  # activations that one gradient may keep
 _TOKENS = 512  # rows of an embedding that are tried
-_ROUNDS = 4  # searches just beyond the depth reached so far
-_SLACK = 1 + 1e-9  # a distance must exceed ε by more than float64 adds to it
+ROUNDS = 4  # searches just beyond the depth reached so far
+SLACK = 1 + 1e-9  # a distance must exceed ε by more than float64 adds to it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,18 +52,44 @@ class Witness:
 
     def refuted_below(self, eps: float) -> int:
         """Return one more than the largest depth that errs by more than ε; 0 where none does."""
-        wrong = (self.distances > eps * _SLACK).nonzero()
+        wrong = (self.distances > eps * SLACK).nonzero()
         return int(wrong.max()) + 1 if len(wrong) else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """One input sequence and what a stack of both directions makes of it, cut to several depths.
+
+    Attributes:
+        inputs: The sequence [T, I], aligned with time.
+        depths: Depths that every recurrence was cut to, ascending.
+        distances: Largest error [D] of each over all positions.
+        norm: ``max`` or ``2``, over output units.
+    """
+
+    inputs: Tensor
+    depths: tuple[int, ...]
+    distances: Tensor
+    norm: Norm
+
+    def refuted_below(self, eps: float) -> int:
+        """Return one more than the largest depth that errs by more than ε; 0 where none does."""
+        wrong = (self.distances > eps * SLACK).nonzero()
+        return self.depths[int(wrong.max())] + 1 if len(wrong) else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Refutation:
-    """What a search found: witnesses, up to a horizon of depths that it looked at."""
+    """What a search found: witnesses, up to a horizon of depths that it looked at.
 
-    witnesses: tuple[Witness, ...]
+    ``cut`` says that the time ended before the search did.
+    """
+
+    witnesses: tuple[Witness | Recording, ...]
     horizon: int
+    cut: bool = False
 
-    def best(self, eps: float) -> Witness | None:
+    def best(self, eps: float) -> Witness | Recording | None:
         """Return the witness that refutes most depths for ε, or None where none refutes any."""
         found = max(self.witnesses, key=lambda w: w.refuted_below(eps), default=None)
         return found if found is not None and found.refuted_below(eps) > 0 else None
@@ -115,7 +141,7 @@ def _gaps(chain: Chain, x: Tensor, prefix: int, every: bool = True) -> list[Tens
     return gaps if every else gaps[-1:]
 
 
-class _Box:
+class Box:
     """Inputs [low, high], each [I], and ways to draw sequences from it."""
 
     def __init__(self, low: Tensor, high: Tensor, rng: torch.Generator) -> None:
@@ -158,7 +184,7 @@ class _Box:
         return self.clip(x + size * self.half * direction)
 
 
-class _Rows(_Box):
+class Rows(Box):
     """Inputs that are rows [V, I] of an embedding, or one-hot: tokens are drawn and exchanged."""
 
     def __init__(self, rows: Tensor, rng: torch.Generator) -> None:
@@ -189,21 +215,20 @@ class _Rows(_Box):
         return torch.where(chosen.unsqueeze(-1), self.rows[token], x)
 
 
-class _Search:
-    """Gradient ascent on the final distance of a batch of sequences [B, P + L, I]."""
+class Ascent:
+    """Gradient ascent on the size of what ``gap`` maps sequences [B, T, I] to, [B, O]."""
 
-    def __init__(self, chain: Chain, box: _Box, prefix: int, over: Callable[[], bool]) -> None:
+    def __init__(self, gap: Callable[[Tensor], Tensor], box: Box, over: Callable[[], bool]) -> None:
         """Keep what every ascent shares."""
-        self.chain, self.box, self.prefix, self.over = chain, box, prefix, over
+        self.gap, self.box, self.over = gap, box, over
 
     def value(self, x: Tensor) -> Tensor:
-        """Return the log of the final distance [B] (2-norm, so that every unit pulls)."""
+        """Return the log of the size [B] (2-norm, so that every unit pulls)."""
         with torch.no_grad():
             return self._value(x)
 
     def _value(self, x: Tensor) -> Tensor:
-        (gap,) = _gaps(self.chain, x, self.prefix, every=False)
-        square = self.chain.deviation(gap).square().sum(-1)
+        square = self.gap(x).square().sum(-1)
         return 0.5 * (square + 1e-300).log().nan_to_num(nan=-math.inf, posinf=-math.inf)
 
     def _gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,49 +297,60 @@ def refute(
     """
     end = None if budget_s is None else time.monotonic() + budget_s
     rng = torch.Generator().manual_seed(seed)
-    box = _Box(low, high, rng) if rows is None else _Rows(rows, rng)
-    search = _Search(chain, box, prefix, lambda: end is not None and time.monotonic() >= end)
-    hunt = _Hunt(search, norm, restarts, steps, examples)
+    box = Box(low, high, rng) if rows is None else Rows(rows, rng)
+
+    def last(x: Tensor) -> Tensor:
+        return chain.deviation(_gaps(chain, x, prefix, every=False)[0])
+
+    search = Ascent(last, box, lambda: end is not None and time.monotonic() >= end)
+    hunt = _Hunt(chain, prefix, search, norm=norm, effort=(restarts, steps), examples=examples)
     length = min(8, horizon)
     while not search.over():
         reached = hunt.window(length)
-        if length == horizon or reached < _SMALLEST:
+        if length == horizon or reached < SMALLEST:
             break
         length = min(2 * length, horizon)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         known = hunt.refutation(horizon).refuted_below(eps) or 0
         if known > horizon or search.over():
             break
         hunt.window(min(horizon, known + max(1, known // 16)))
         if (hunt.refutation(horizon).refuted_below(eps) or 0) <= known:
             break
-    return hunt.refutation(horizon)
+    return replace(hunt.refutation(horizon), cut=search.over())
 
 
 class _Hunt:
     """Windows of several lengths, each begun where the one before ended."""
 
     def __init__(
-        self, search: _Search, norm: Norm, restarts: int, steps: int, examples: Tensor | None
+        self,
+        chain: Chain,
+        prefix: int,
+        search: Ascent,
+        *,
+        norm: Norm,
+        effort: tuple[int, int],
+        examples: Tensor | None,
     ) -> None:
-        """Start with nothing found."""
-        self.search, self.norm = search, norm
-        self.restarts, self.steps, self.examples = restarts, steps, examples
-        self.best = search.box.low.new_zeros(0, search.prefix, len(search.box.low))
+        """Start with nothing found; ``effort`` is sequences at once and steps of ascent."""
+        self.chain, self.prefix, self.search, self.norm = chain, prefix, search, norm
+        (self.restarts, self.steps), self.examples = effort, examples
+        self.best = search.box.low.new_zeros(0, prefix, len(search.box.low))
         self.found: list[Witness] = []
 
     def window(self, length: int) -> float:
         """Search windows of this length; return the largest distance at their end."""
-        search, P = self.search, self.search.prefix
+        search, P = self.search, self.prefix
         warm = self._fitted(self.best, length)
         if len(warm):
             apart = self._keep(warm)
             if apart > max(EPSILONS):  # they stay apart by themselves
                 return apart
         count = max(4, min(self.restarts, self._affordable(length)))
-        pool = [warm, search.box.draw(_POOL, P + length)]
+        pool = [warm, search.box.draw(POOL, P + length)]
         if self.examples is not None and len(self.examples):
-            pool.append(self._fitted(search.box.clip(self.examples), length)[:_POOL])
+            pool.append(self._fitted(search.box.clip(self.examples), length)[:POOL])
         starts = torch.cat(pool)
         values = torch.cat([search.value(part) for part in starts.split(64)])
         values[: len(warm) // 2] = math.inf  # keep the best half of what was found before
@@ -325,20 +361,20 @@ class _Hunt:
 
     def _fitted(self, x: Tensor, length: int) -> Tensor:
         """Bring sequences [B, T, I] to P + length steps: cut the front or hold the last input."""
-        T = self.search.prefix + length
+        T = self.prefix + length
         if x.shape[1] >= T:
             return x[:, x.shape[1] - T :] if x.shape[1] != T else x
         return torch.cat([x, x[:, -1:].expand(-1, T - x.shape[1], -1)], dim=1)
 
     def _affordable(self, length: int) -> int:
         """Return how many sequences one gradient can hold in memory."""
-        per_step = 8 * 4 * sum(5 * cell.state_size for cell in self.search.chain.cells)
-        return _BYTES // (per_step * (self.search.prefix + 2 * length))
+        per_step = 8 * 4 * sum(5 * cell.state_size for cell in self.chain.cells)
+        return BYTES // (per_step * (self.prefix + 2 * length))
 
     def _keep(self, x: Tensor) -> float:
         """Add the witnesses that refute most, for any ε; return the largest final distance."""
-        P = self.search.prefix
-        apart = distances(self.search.chain, x[:, :P], x[:, P:], self.norm)
+        P = self.prefix
+        apart = distances(self.chain, x[:, :P], x[:, P:], self.norm)
         for eps in EPSILONS:
             made = [Witness(x[i, :P], x[i, P:], apart[i], self.norm) for i in range(len(x))]
             first = max(made, key=lambda w: w.refuted_below(eps))

@@ -7,6 +7,7 @@ them with ρ(J) ≥ 1 rules out all proofs at once. It does not refute a finite 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,12 +31,18 @@ class Expansion:
 
 
 def expansion(
-    recurrence: Recurrence, x: Tensor, *, count: int = 1024, seed: int = 0
+    recurrence: Recurrence,
+    x: Tensor,
+    *,
+    count: int = 1024,
+    seed: int = 0,
+    over: Callable[[], bool] = lambda: False,
 ) -> Expansion | None:
     """Return the point of largest ρ(J) found, or None where none reaches 1.
 
     Points are states on the trajectories of x [N, T, I], s_start, and means of two of them,
-    under inputs from x; those of the largest norms have their eigenvalues computed.
+    under inputs from x; those of the largest norms have their eigenvalues computed, until the
+    time is ``over``.
     """
     cell = recurrence.cell
     rng = torch.Generator().manual_seed(seed)
@@ -60,7 +67,11 @@ def expansion(
     best, J = best[held := J.isfinite().all(-1).all(-1)], J[held]
     if not len(J):
         return None
-    radii = torch.linalg.eigvals(J).abs().amax(-1)
+    radii = J.new_zeros(len(J))
+    for i, matrix in enumerate(J):
+        if over():
+            break
+        radii[i] = torch.linalg.eigvals(matrix).abs().max()
     top = int(radii.argmax())
     if not float(radii[top]) >= 1 + _SLACK:
         return None

@@ -7,6 +7,8 @@ that grows without bound has no set of states that a proof could speak of.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,17 +65,29 @@ class Divergence:
 class Obstacles:
     """What stands in the way of any proof; None or empty where nothing was found.
 
-    ``repelling`` are cycles with ρ ≥ 1 within the range of reached states.
+    ``repelling`` are cycles with ρ ≥ 1 within the range of reached states. ``cut`` says that
+    the time ended before all were looked for; what was found holds all the same.
     """
 
     expansion: Expansion | None
     repelling: tuple[Orbit, ...]
     bistability: Bistability | None
     divergence: Divergence | None
+    cut: bool = False
 
 
-def obstacles(recurrence: Recurrence, x: Tensor, *, seed: int = 0) -> Obstacles:
-    """Look for what rules proofs out, on and near the trajectories of x [N, T, I]."""
+def obstacles(
+    recurrence: Recurrence, x: Tensor, *, seed: int = 0, budget_s: float | None = None
+) -> Obstacles:
+    """Look for what rules proofs out, on and near the trajectories of x [N, T, I].
+
+    After ``budget_s`` seconds what is still looked for is left out.
+    """
+    end = None if budget_s is None else time.monotonic() + budget_s
+
+    def over() -> bool:
+        return end is not None and time.monotonic() >= end
+
     cell = recurrence.cell
     rng = torch.Generator().manual_seed(seed)
     x = cells.reads(recurrence, x)
@@ -83,16 +97,19 @@ def obstacles(recurrence: Recurrence, x: Tensor, *, seed: int = 0) -> Obstacles:
     if not bool(finite.any()):
         return Obstacles(None, (), None, None)
     x, after = x[finite], after[finite]
-    held = _Held(cell, start, x, after, rng)
-    return Obstacles(
-        expansion(recurrence, cells.reads(recurrence, x), seed=seed),
-        _repelling(cell, x, after, rng),
-        held.bistability(),
-        held.divergence(),
-    )
+    held = _Held(cell, start, x, after, rng=rng, over=over)
+    aligned = cells.reads(recurrence, x)
+    point = None if over() else expansion(recurrence, aligned, seed=seed, over=over)
+    repelling = _repelling(cell, x, after, rng, over)
+    if held.cut:
+        return Obstacles(point, repelling, None, None, cut=True)
+    pair = held.bistability(over)
+    return Obstacles(point, repelling, pair, held.divergence(), cut=over())
 
 
-def _repelling(cell: Cell, x: Tensor, after: Tensor, rng: torch.Generator) -> tuple[Orbit, ...]:
+def _repelling(
+    cell: Cell, x: Tensor, after: Tensor, rng: torch.Generator, over: Callable[[], bool]
+) -> tuple[Orbit, ...]:
     """Search for cycles between the smallest and the largest reached state of each unit."""
     S = cell.state_size
     count = int(min(64, _STARTS / S**3))
@@ -106,7 +123,9 @@ def _repelling(cell: Cell, x: Tensor, after: Tensor, rng: torch.Generator) -> tu
     states = after.flatten(0, 1)
     starts = low + share * (high - low)
     starts[::2] = states[torch.randint(len(states), (len(starts[::2]),), generator=rng)]
-    found = [o for p in PERIODS for o in orbits(cell, starts, inputs, period=p, steps=_NEWTON)]
+    found = [
+        o for p in PERIODS for o in orbits(cell, starts, inputs, period=p, steps=_NEWTON, over=over)
+    ]
     inside = (
         o for o in found if bool(((o.states >= low - 1e-9) & (o.states <= high + 1e-9)).all())
     )
@@ -118,7 +137,14 @@ class _Held:
     """Reached states run on under inputs that are held."""
 
     def __init__(
-        self, cell: Cell, start: Tensor, x: Tensor, after: Tensor, rng: torch.Generator
+        self,
+        cell: Cell,
+        start: Tensor,
+        x: Tensor,
+        after: Tensor,
+        *,
+        rng: torch.Generator,
+        over: Callable[[], bool],
     ) -> None:
         """Run every state under every input; s_start comes first among the states."""
         self.cell, self.x = cell, x
@@ -133,15 +159,19 @@ class _Held:
         s = reached.repeat(len(self.inputs), 1)
         z = cells.drive(cell, self.inputs).repeat_interleave(_REACHED, 0)
         self.sizes = []
+        before = s
         for _ in range(_HELD):
+            if over():
+                break
             before, s = s, cells.advance(cell, s, z)
             self.sizes.append(s.abs().amax(-1))
+        self.cut = len(self.sizes) < _HELD
         moved = (s - before).abs().amax(-1)
         settled = moved <= _SETTLED * s.abs().amax(-1).clamp(min=1)
         self.settled = settled.unflatten(0, (-1, _REACHED))
         self.ends = s.unflatten(0, (-1, _REACHED))
 
-    def bistability(self) -> Bistability | None:
+    def bistability(self, over: Callable[[], bool]) -> Bistability | None:
         """Return the pair of settled ends whose outputs are farthest apart, if it is one."""
         if self.cell.state_size > DENSE:
             return None
@@ -152,7 +182,7 @@ class _Held:
         if not float(gaps[at, reached]) > 0:
             return None
         pair, u = self.ends[at, [0, reached]], self.inputs[at]
-        roots = orbits(self.cell, pair, u.expand(2, -1))
+        roots = orbits(self.cell, pair, u.expand(2, -1), over=over)
         near = [o for o in roots if o.radius < 1]
         if len(near) != 2:
             return None

@@ -7,6 +7,7 @@ closed-form ones, so that from many starts at once a root is met to rounding in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +40,18 @@ class Orbit:
         return len(self.states)
 
 
+def _never() -> bool:
+    return False
+
+
 def orbits(
-    cell: Cell, starts: Tensor, inputs: Tensor, *, period: int = 1, steps: int = 40
+    cell: Cell,
+    starts: Tensor,
+    inputs: Tensor,
+    *,
+    period: int = 1,
+    steps: int = 40,
+    over: Callable[[], bool] = _never,
 ) -> tuple[Orbit, ...]:
     """Return the different cycles of exactly ``period`` steps that Newton's method finds.
 
@@ -50,9 +61,10 @@ def orbits(
         inputs: The constant input [M, I] of each.
         period: Steps once around.
         steps: Newton steps, at most.
+        over: Whether the time has ended: those met by then are returned.
     """
     z = cells.drive(cell, inputs)
-    s = _roots(cell, starts.clone(), z, period, steps)
+    s = _roots(cell, starts.clone(), z, period=period, steps=steps, over=over)
     around = _around(cell, s, z, period)
     scale = s.abs().amax(-1).clamp(min=1)
     residual = (around[-1] - s).abs().amax(-1)
@@ -62,6 +74,8 @@ def orbits(
             exact &= (around[shorter] - s).abs().amax(-1) > _APART * scale
     found: list[Orbit] = []
     for i in exact.nonzero().flatten().tolist():
+        if over():
+            break
         if not any(_same(s[i], inputs[i], orbit) for orbit in found):
             states = torch.stack([state[i] for state in around[:-1]])
             found.append(Orbit(states, inputs[i], _radius(cell, states, z[i]), float(residual[i])))
@@ -91,14 +105,16 @@ def _radius(cell: Cell, states: Tensor, z: Tensor) -> float:
     return float(torch.linalg.eigvals(product).abs().max())
 
 
-def _roots(cell: Cell, s: Tensor, z: Tensor, period: int, steps: int) -> Tensor:
+def _roots(
+    cell: Cell, s: Tensor, z: Tensor, *, period: int, steps: int, over: Callable[[], bool]
+) -> Tensor:
     """Take damped Newton steps from s [M, S], each as long as it makes the residual smaller."""
     eye = torch.eye(s.shape[-1], dtype=s.dtype)
     gap = _around(cell, s, z, period)[-1] - s
     for _ in range(steps):
         going = gap.abs().amax(-1) > 0.1 * _ROOT * s.abs().amax(-1).clamp(min=1)
         going &= gap.isfinite().all(-1)
-        if not bool(going.any()):
+        if over() or not bool(going.any()):
             break
         rows = going.nonzero().flatten()
         states, product = s[rows], eye

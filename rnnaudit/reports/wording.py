@@ -283,17 +283,23 @@ def replayed(replay: Replay) -> Settled:
     """Say whether a witness refutes again what it refuted, where, and by how much."""
     eps, k = f"ε = {numbers.epsilon(replay.eps)}", replay.depths[-1]
     gap = numbers.down(replay.replayed[-1])
+    where = (
+        f"with every recurrence cut to {k} inputs"
+        if replay.both_ways
+        else (f"after {k} shared inputs")
+    )
+    still = "" if replay.both_ways else " still"
     if replay.passed:
         return Settled(
             "REPLAYS",
-            f" in {numbers.clean(replay.runtime)}: after {k} shared inputs the outputs still "
+            f" in {numbers.clean(replay.runtime)}: {where} the outputs{still} "
             f"differ by {gap}, more than {eps}, so that no depth up to {k} holds",
         )
     less = replay.refuted_below
     only = "it refutes no depth" if less is None else f"it refutes k < {less} only"
     return Settled(
         "FAILS",
-        f" in {numbers.clean(replay.runtime)}: after {k} shared inputs the outputs differ by "
+        f" in {numbers.clean(replay.runtime)}: {where} the outputs differ by "
         f"{numbers.up(replay.replayed[-1])}, no more than {eps}; {only}",
     )
 

@@ -1,0 +1,284 @@
+"""Inputs that a stack of both directions gets wrong when each recurrence is cut to k.
+
+Such a stack has no state that a prefix could set: an output reads what comes before it and
+what comes after. Depth k cuts every recurrence to the k inputs that it read last, on its
+own, and is refuted by one sequence whose outputs it moves by more than ε, at any position.
+
+The ascent looks at a window of 2k − 1 inputs instead, with recorded inputs on both sides or
+with none: what the output in its middle differs by. For one layer that is the error of depth
+k; for several it is cheaper, and each sequence found is then judged by the cut itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rnnaudit import cells
+from rnnaudit.estimators.adversary import (
+    BYTES,
+    PREFIX,
+    ROUNDS,
+    SLACK,
+    SMALLEST,
+    Ascent,
+    Box,
+    Norm,
+    Recording,
+    Refutation,
+    Rows,
+)
+from rnnaudit.model import Recurrence, Stack
+from rnnaudit.results import EPSILONS
+
+AFFORDABLE = 4e10
+"""Multiplications that judging one sequence at the largest depth may cost."""
+
+LEAST = 8
+"""The shortest horizon that is worth a search."""
+
+_DRAWN = 32  # random starts of each window
+_JUDGED = 2  # sequences of each window that are cut to depths
+
+
+def within_reach(stack: Stack, horizon: int) -> int:
+    """Return the largest depth up to ``horizon`` that can be judged; 0 where none is."""
+    step = sum(cells.multiplications(r.cell) for r in stack.recurrences())
+    while horizon >= LEAST and step * horizon * _steps(horizon) > AFFORDABLE:
+        horizon = horizon * 3 // 4
+    return horizon if horizon >= LEAST else 0
+
+
+def refute_both_ways(
+    stack: Stack,
+    low: Tensor,
+    high: Tensor,
+    *,
+    horizon: int,
+    restarts: int = 8,
+    steps: int = 12,
+    seed: int = 0,
+    norm: Norm = "max",
+    examples: Tensor | None = None,
+    eps: float = 1e-3,
+    budget_s: float | None = None,
+    rows: Tensor | None = None,
+) -> Refutation:
+    """Search the box [low, high] (each [I]) for sequences that a cut to some depth gets wrong.
+
+    Windows of 8, 16, … inputs on each side are tried in turn, as `refute` does; the arguments
+    are those of it, ``examples`` [N, T, I] aligned with time.
+    """
+    end = None if budget_s is None else time.monotonic() + budget_s
+    rng = torch.Generator().manual_seed(seed)
+    box = Box(low, high, rng) if rows is None else Rows(rows, rng)
+    hunt = _Hunt(stack, box, norm=norm, effort=(restarts, steps), examples=examples, end=end)
+    length = min(8, horizon)
+    while not hunt.over():
+        reached = hunt.window(length, horizon, eps)
+        if length == horizon or reached < SMALLEST:
+            break
+        length = min(2 * length, horizon)
+    for _ in range(ROUNDS):
+        known = hunt.known(eps)
+        if known > horizon or hunt.over():
+            break
+        hunt.window(max(1, min(horizon, known + max(1, known // 16))), horizon, eps)
+        if hunt.known(eps) <= known:
+            break
+    return Refutation(hunt.recordings(eps), horizon, cut=hunt.over())
+
+
+def _beyond(k: int) -> int:
+    """Return the recorded inputs on either side of a window of k on each side."""
+    return min(PREFIX, 2 * k)
+
+
+def _steps(k: int) -> int:
+    """Return the steps of a sequence that holds such a window in its middle."""
+    return 2 * (_beyond(k) + k) - 1
+
+
+def _apart(stack: Stack, x: Tensor, k: int) -> Tensor:
+    """Return by how much the middle output [B, O] of x [B, T, I] differs from the window's."""
+    past = _beyond(k)
+    whole, inside = x, x[:, past : past + 2 * k - 1]
+    for layer in stack.layers:
+        last = layer is stack.layers[-1]
+        runs = [_run(r, whole, inside, past, middle=last) for r in layer.recurrences]
+        whole, inside = (torch.cat(parts, dim=-1) for parts in zip(*runs, strict=True))
+    gap = whole - inside
+    return gap if stack.readout is None else gap @ stack.readout.A.mT
+
+
+def _run(
+    recurrence: Recurrence, whole: Tensor, inside: Tensor, past: int, *, middle: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs on a sequence and on the window inside it, or those in the middle only.
+
+    Nothing is written in place, so that the gradient is cheap.
+    """
+    cell, B = recurrence.cell, len(whole)
+    z, z_inside = (cells.drive(cell, cells.reads(recurrence, x)).unbind(1) for x in (whole, inside))
+    start = recurrence.initial.value.to(whole).expand(B, -1)
+    s, before = start, []
+    for t in range(past):
+        s = cells.advance(cell, s, z[t])
+        before.append(s)
+    both, during = torch.cat([s, start]), []
+    shared = (len(z_inside) + 1) // 2 if middle else len(z_inside)
+    for t in range(shared):
+        both = cells.advance(cell, both, torch.cat([z[past + t], z_inside[t]]))
+        during.append(both)
+    if middle:
+        return cells.output(cell, both[:B]), cells.output(cell, both[B:])
+    s, after = both[:B], []
+    for t in range(past + shared, len(z)):
+        s = cells.advance(cell, s, z[t])
+        after.append(s)
+    runs = [*before, *(both[:B] for both in during), *after], [both[B:] for both in during]
+    first, second = (
+        cells.reads(recurrence, cells.output(cell, torch.stack(states, dim=1))) for states in runs
+    )
+    return first, second
+
+
+@dataclass(slots=True, eq=False)
+class _Judged:
+    """A sequence [1, T, I], its outputs in full, and the errors of depths that were tried."""
+
+    stack: Stack
+    norm: Norm
+    x: Tensor
+    full: Tensor
+    errors: dict[int, float] = field(default_factory=dict)
+
+    def error(self, depth: int) -> float:
+        """Return the largest error over positions with every recurrence cut to ``depth``."""
+        if depth not in self.errors:
+            depths = {r.label: depth for r in self.stack.recurrences()}
+            gap = cells.run_stack(self.stack, self.x, depths) - self.full
+            size = gap.abs().amax(-1) if self.norm == "max" else gap.norm(dim=-1)
+            # Where both overflow there is no evidence.
+            self.errors[depth] = float(size.nan_to_num(nan=0.0, posinf=0.0).max())
+        return self.errors[depth]
+
+    def refuted_below(self, eps: float) -> int:
+        """Return one more than the largest depth tried that errs by more than ε; 0 for none."""
+        return max((k + 1 for k, e in self.errors.items() if e > eps * SLACK), default=0)
+
+    def raise_to(self, eps: float, known: int, horizon: int) -> None:
+        """Look for the largest depth from ``known`` to ``horizon`` that errs, if that one does.
+
+        Errors mostly fall with the depth, which halving relies on; each it tries is judged.
+        """
+        low, high = known, horizon + 1
+        if low > horizon or not self.error(low) > eps * SLACK:
+            return
+        while high - low > 1:
+            middle = min((low + high) // 2, 2 * low + 8)
+            low, high = (middle, high) if self.error(middle) > eps * SLACK else (low, middle)
+
+    def recording(self) -> Recording:
+        """Return the sequence as a witness."""
+        depths = tuple(sorted(self.errors))
+        distances = torch.tensor([self.errors[k] for k in depths], dtype=torch.float64)
+        return Recording(self.x[0], depths, distances, self.norm)
+
+
+class _Hunt:
+    """Windows of several lengths, each begun where the one before ended."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        box: Box,
+        *,
+        norm: Norm,
+        effort: tuple[int, int],
+        examples: Tensor | None,
+        end: float | None,
+    ) -> None:
+        """Start with nothing found; ``effort`` is sequences at once and steps of ascent."""
+        self.stack, self.box, self.norm, self.end = stack, box, norm, end
+        self.restarts, self.steps = effort
+        self.examples = None if examples is None else box.clip(examples[: 4 * _DRAWN])
+        self.best = box.low.new_zeros(0, 1, len(box.low))
+        self.judged: list[_Judged] = []
+
+    def over(self) -> bool:
+        """Whether the time has ended."""
+        return self.end is not None and time.monotonic() >= self.end
+
+    def known(self, eps: float) -> int:
+        """Return the depth below which none holds for ε, as far as was found."""
+        return max((each.refuted_below(eps) for each in self.judged), default=0)
+
+    def window(self, k: int, horizon: int, eps: float) -> float:
+        """Search windows of k inputs on each side; return the largest difference found."""
+        T = _steps(k)
+
+        def gap(x: Tensor) -> Tensor:
+            return _apart(self.stack, x, k)
+
+        search = Ascent(gap, self.box, self.over)
+        warm = _fitted(self.best, T)
+        if len(warm):
+            apart = search.value(warm).exp()
+            if float(apart.max()) > max(EPSILONS):  # they stay apart by themselves
+                self.best = warm[apart.argsort(descending=True)]
+                self._judge(self.best[:1], horizon, eps)
+                return float(apart.max())
+        pool = [warm, self.box.draw(_DRAWN, T)]
+        if self.examples is not None and len(self.examples):
+            pool.append(_fitted(self.examples, T)[:_DRAWN])
+        starts = torch.cat(pool)
+        values = torch.cat([search.value(part) for part in starts.split(64)])
+        values[: len(warm) // 2] = torch.inf  # keep the best half of what was found before
+        chosen = values.topk(min(self._affordable(T), len(starts))).indices
+        x, value = search.ascend(starts[chosen], self.steps)
+        order = value.argsort(descending=True)
+        self.best = x[order]
+        for each in self.best[:_JUDGED]:
+            self._judge(each[None], horizon, eps)
+        return float(value.max().exp())
+
+    def _affordable(self, T: int) -> int:
+        """Return how many sequences one gradient can hold in memory, up to the restarts."""
+        per_step = 8 * 4 * sum(5 * r.cell.state_size for r in self.stack.recurrences())
+        return max(2, min(self.restarts, BYTES // (per_step * 2 * T)))
+
+    def _judge(self, x: Tensor, horizon: int, eps: float) -> None:
+        """Cut the stack to the depths that this sequence may be the first to refute."""
+        judged = _Judged(self.stack, self.norm, x, cells.run_stack(self.stack, x))
+        for each in sorted({*EPSILONS, eps}):  # the smallest first: it needs the largest depth
+            if self.over():
+                break
+            judged.raise_to(each, self.known(each), horizon)
+        if judged.errors:
+            self.judged.append(judged)
+
+    def recordings(self, eps: float) -> tuple[Recording, ...]:
+        """Return the fewest sequences that are best for some ε."""
+        best = {
+            id(top): top
+            for each in (*EPSILONS, eps)
+            if self.judged and (top := _top(self.judged, each)).refuted_below(each)
+        }
+        return tuple(each.recording() for each in best.values())
+
+
+def _top(judged: Sequence[_Judged], eps: float) -> _Judged:
+    return max(judged, key=lambda each: each.refuted_below(eps))
+
+
+def _fitted(x: Tensor, T: int) -> Tensor:
+    """Bring sequences [B, t, I] to T steps around their middle: cut, or hold the ends."""
+    t = x.shape[1]
+    first = (t - T) // 2
+    places = torch.arange(first, first + T).clamp(0, t - 1)
+    return x[:, places]
