@@ -175,6 +175,165 @@ def test_a_loop_that_counts_down_runs_in_reverse(tmp_path):
     assert np.abs(ours.numpy() - last).max() < 1e-5
 
 
+LSTM_STEP = [
+    op("MatMul", "x W", "xw"),
+    op("MatMul", "h U", "hu"),
+    op("Add", "xw hu", "a"),
+    op("Split", "a", "ai af ag ao", axis=1),
+    op("Sigmoid", "ai", "i"),
+    op("Sigmoid", "af", "f"),
+    op("Tanh", "ag", "g"),
+    op("Sigmoid", "ao", "o"),
+    op("Mul", "f c", "fc"),
+    op("Mul", "i g", "ig"),
+    op("Add", "fc ig", "c_new"),
+    op("Tanh", "c_new", "squashed"),
+    op("Mul", "o squashed", "h_new"),
+]
+
+MASKS = {
+    "shorter than": [op("Less", "t lengths", "mask"), op("Unsqueeze", "mask last", "m")],
+    "not as long as": [
+        op("GreaterOrEqual", "t lengths", "over"),
+        op("Unsqueeze", "over last", "m"),
+    ],
+    "before and after": [
+        op("Greater", "lengths t", "before"),
+        op("GreaterOrEqual", "t first", "after"),
+        op("And", "before after", "both"),
+        op("Unsqueeze", "both last", "m"),
+    ],
+    "tiled": [
+        op("Less", "t lengths", "mask"),
+        op("Unsqueeze", "mask last", "column"),
+        op("Cast", "column", "numbers", to=FLOAT),
+        op("Tile", "numbers widths", "tiled"),
+        op("Cast", "tiled", "m", to=BOOL),
+    ],
+}
+
+
+def ended_loop(how, *, scanned=False, blended=False):
+    """Write an LSTM whose states and outputs are masked past each sequence's length."""
+    turned = how == "not as long as"
+    sides = ("old", "new") if turned else ("new", "old")
+
+    def choose(new, old, out):
+        if blended:
+            return [
+                op("Mul", f"number {new}", f"{out}_new"),
+                op("Mul", f"rest {old}", f"{out}_old"),
+                op("Add", f"{out}_new {out}_old", out),
+            ]
+        given = {"new": new, "old": old}
+        return [op("Where", f"m {given[sides[0]]} {given[sides[1]]}", out)]
+
+    numbers = [op("Cast", "m", "number", to=FLOAT), op("Sub", "one number", "rest")]
+    nodes = [
+        *([] if scanned else [op("Gather", "X t", "x", axis=0)]),
+        *LSTM_STEP,
+        *MASKS[how],
+        *(numbers if blended else []),
+        *choose("h_new", "h", "h_next"),
+        *choose("c_new", "c", "c_next"),
+        *choose("h_new", "zeros", "y"),
+        op("Identity", "go", "more"),
+    ]
+    states = [info("h", ["N", 4]), info("c", ["N", 4])]
+    after = [info("h_next", ["N", 4]), info("c_next", ["N", 4])]
+    y = info("y", ["N", 4])
+    zero = {"zeros": np.zeros((1, 4), np.float32), "widths": np.array([1, 4])}
+    constants = {
+        "W": draw(3, 16),
+        "U": draw(4, 16, seed=1),
+        "trips": np.array(STEPS),
+        "yes": np.array(True),
+        "last": np.array([1]),
+        "first": np.array(0),
+        "one": np.array(1, np.float32),
+        "steps": np.arange(STEPS),
+    }
+    outputs = "h_last c_last Y"
+    if scanned:
+        body = graph(
+            nodes[:-1], [*states, info("x", ["N", 3]), info("t", [], INT64)], [*after, y], zero
+        )
+        node = op("Scan", "h0 c0 X steps", outputs, name="loop", body=body, num_scan_inputs=2)
+    else:
+        given = [info("t", [], INT64), info("go", [], BOOL), *states]
+        body = graph(nodes, given, [info("more", [], BOOL), *after, y], zero)
+        node = op("Loop", "trips yes h0 c0", outputs, name="loop", body=body)
+    return model(
+        [node],
+        [
+            info("X", [STEPS, "N", 3]),
+            info("lengths", ["N"], INT64),
+            info("h0", ["N", 4]),
+            info("c0", ["N", 4]),
+        ],
+        [info("Y", [STEPS, "N", 4]), info("h_last", ["N", 4]), info("c_last", ["N", 4])],
+        constants,
+    )
+
+
+@pytest.mark.parametrize("how", [*MASKS, "shorter than, multiplied by"])
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_mask_that_ends_sequences_lets_all_steps_of_full_ones_through(tmp_path, how, scanned):
+    name, _, blended = how.partition(", ")
+    proto = ended_loop(name, scanned=scanned, blended=bool(blended))
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert (recurrence.cell.kind, recurrence.cell.input_size) == ("lstm", 3)
+    assert "past the end of a sequence" in recurrence.rounded
+    assert not found.whole
+    (warning,) = (f.message for f in found.findings if f.id == "RA131")
+    assert warning.startswith("'h' and 'c' kept as before where the step's number is past a length")
+    X, zeros = draw(STEPS, 2, 3, scale=1), np.zeros((2, 4), np.float32)
+    feeds = {"X": X, "lengths": np.array([STEPS, 20]), "h0": zeros, "c0": zeros}
+    Y, h, c = runtime(proto, feeds)
+    x = torch.as_tensor(X.swapaxes(0, 1), dtype=torch.float64)
+    ours = cells.run(recurrence, x).numpy()
+    assert np.abs(ours[0] - Y[:, 0]).max() < 1e-5
+    assert np.abs(ours[1, :20] - Y[:20, 1]).max() < 1e-5
+    end = states(recurrence, X.swapaxes(0, 1)).numpy()
+    assert np.abs(end[1, 19] - np.concatenate([h[1], c[1]])).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        (
+            [op("ReduceMax", "h", "most", keepdims=0), op("Greater", "most zero", "also")],
+            "depends on the number of the step and on the state",
+        ),
+        (
+            [op("ReduceMax", "x", "most", keepdims=0), op("Greater", "most zero", "also")],
+            "depends on the number of the step and on 'x', which it reads",
+        ),
+    ],
+)
+def test_a_mask_that_depends_on_data_too_is_refused(tmp_path, extra, reason):
+    proto = ended_loop("shorter than")
+    body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
+    body.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "zero"))
+    at = next(i for i, node in enumerate(body.node) if node.output[0] == "mask")
+    body.node[at].output[0] = "short"
+    for node in [op("And", "short also", "mask"), *extra[::-1]]:
+        body.node.insert(at + 1, node)
+    (skipped,) = read(tmp_path, proto).skipped
+    assert reason in skipped.reason
+
+
+def test_a_step_that_depends_on_its_number_otherwise_is_refused(tmp_path):
+    proto = ended_loop("shorter than")
+    body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
+    for node in body.node:
+        if node.output[0] == "h_next":
+            node.input[2] = "c"
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "its state depends on the number of the step" in skipped.reason
+
+
 @pytest.mark.parametrize(("looped", "rows"), [(True, "N"), (True, 2), (False, "N")])
 def test_a_step_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path, looped, rows):
     # For one sequence h − reversed(h) is 0, and nothing is remembered; of two it holds for ever.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from rnnaudit.cells.operators import OPERATORS
+from rnnaudit.cells.operators import OPERATORS, Value
 from rnnaudit.cells.traced import evaluate
 from rnnaudit.errors import LoadError
 from rnnaudit.loaders.interface import brief, listed
@@ -268,7 +268,7 @@ def _folded(cell: TracedCell) -> TracedCell:
                 f"{list(values[after].shape)} after it"
             )
     live = tuple(
-        operation
+        _chosen(operation, values)
         for operation in cell.operations
         if any(values[name].batched for name in operation.outputs)
     )
@@ -279,3 +279,16 @@ def _folded(cell: TracedCell) -> TracedCell:
         if not value.batched and name in used
     }
     return replace(cell, operations=live, constants=constants)
+
+
+def _chosen(operation: Operation, values: Mapping[str, Value]) -> Operation:
+    """Replace a choice that is always the same by what is chosen."""
+    if operation.op != "Where" or values[operation.inputs[0]].batched:
+        return operation
+    mask = values[operation.inputs[0]].tensor.bool()
+    taken = operation.inputs[1 if bool(mask.all()) else 2]
+    if bool(mask.any()) and not bool(mask.all()):
+        return operation
+    if not values[taken].batched or values[taken].shape != values[operation.outputs[0]].shape:
+        return operation
+    return Operation("Identity", (taken,), operation.outputs, {})

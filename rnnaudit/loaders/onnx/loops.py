@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
+from rnnaudit.cells.interface import next_state
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.onnx.apart import Ports, alone, keep_apart
@@ -29,6 +31,7 @@ from rnnaudit.loaders.onnx.bodies import (
 )
 from rnnaudit.loaders.onnx.counting import Counting
 from rnnaudit.loaders.onnx.initial import initial_state
+from rnnaudit.loaders.onnx.masks import Step, blending, counted, open_masks, through
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import filled, for_one, shape_of
@@ -222,6 +225,8 @@ class _Walk:
         for inner in loop.body:
             self.known.visit(inner)
         self.counters = self._counters()
+        self.step = Step(loop.body, {}, (), ())
+        self.masked: list[ir.Value] = []
 
     def read(self) -> Read | None:
         """Return the recurrence, or None where there is none."""
@@ -234,9 +239,9 @@ class _Walk:
                 raise Refused(f"its state {state.before.name!r} is of type {state.dtype.name}")
         if loop.condition is not None and "state" in self._made_of()[loop.condition]:
             raise Refused("how many steps it takes depends on its own state")
-        states, output = self._ordered(states)
-        counted = [] if loop.sequences else self._counted()
-        sequences = self._used(states, [*loop.sequences, *counted])
+        sources = [*loop.sequences, *([] if loop.sequences else self._counted())]
+        states, output = self._ordered(self._open(states, sources))
+        sequences = self._used(states, sources)
         if not sequences:
             raise Refused("its steps read no sequence")
         if len({s.reverse for s in sequences if s.time is not None}) > 1:
@@ -284,18 +289,79 @@ class _Walk:
         collects = collector is not None and collector.op_type in _COLLECTS
         return bool(uses) and not (collects and uses == {collector})
 
+    def _open(self, states: list[Variable], sources: list[Source]) -> list[Variable]:
+        """Take masks that compare the step's number with a length to let every step through.
+
+        Returns the states that are left: what only such a mask passed on is none.
+        """
+        numbers = {s.entry for s in sources if self._numbers(s.whole)} | self.counters
+        entries = {s.entry for s in sources} - numbers
+        self.step = Step(self.loop.body, {s.before: s.after for s in states}, entries, numbers)
+        self.masked = open_masks(self.step, self.known) or self._blended(states, sources)
+        if not self.masked:
+            return states
+        read = self.step.behind([through(s.after, self.known) for s in states], self.known).given
+        return [s for s in states if s.before in read]
+
+    def _blended(self, states: list[Variable], sources: list[Source]) -> list[ir.Value]:
+        """Do so where a mask is multiplied by: if it is one way, the whole state is kept."""
+        mask = blending(self.step, self.known)
+        if mask is None or mask.producer() is None:
+            return []
+        sides = [shape_of(self.known, v) for v in mask.producer().inputs]  # type: ignore[union-attr]
+        rank = max((len(sizes) for sizes in sides if sizes is not None), default=0)
+        for truth in (False, True):
+            self.known.assume(mask, np.full((1,) * rank, truth))
+            try:
+                ports = alone(self._ports(states, self._used(states, sources)))
+                cell = trace(*ports, self.known, self.loop.body, opset=self.opset)
+            except Refused:
+                continue
+            rng = torch.Generator().manual_seed(0)
+            s, x = (
+                torch.randn(4, n, generator=rng, dtype=torch.float64)
+                for n in (cell.state_size, cell.input_size)
+            )
+            if torch.equal(next_state(cell, s, x), s):
+                self.known.assume(mask, np.full((1,) * rank, not truth))
+                return [state.before for state in states]
+        self.known.forget(mask)
+        return []
+
+    def _numbers(self, value: ir.Value) -> bool:
+        """Whether the entries of a sequence are the numbers of the steps."""
+        stored, node = self.known.constant(value), value.producer()
+        while node is not None and node.op_type in _SCALES and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        ranged = node is not None and node.op_type == "Range"
+        if stored is None or stored.dtype.kind not in "iu" or stored.size < 2:
+            return ranged
+        steps = np.diff(stored.reshape(-1).astype(np.int64))
+        return bool((steps == 1).all() or (steps == -1).all())
+
     def _ordered(self, states: list[Variable]) -> tuple[list[Variable], Output | None]:
         """Put the state that is the output first, and find where the loop gives it."""
         for output in self.loop.outputs:
             if not _read(output.whole):
                 continue
+            given = self._given(output.entry)
             for state in states:
-                if resolved(output.entry) is resolved(state.after):
+                if through(state.after, self.known) in given:
                     return [state, *(s for s in states if s is not state)], output
         outside = [s for s in states if s.final is not None and _read(s.final)]
         if any(_read(output.whole) for output in self.loop.outputs) or not outside:
             return states, None
         return [outside[0], *(s for s in states if s is not outside[0])], None
+
+    def _given(self, entry: ir.Value) -> list[ir.Value]:
+        """Return what an output is on sequences of full length, where a mask blanks it after."""
+        value = through(entry, self.known)
+        node = value.producer()
+        if node is None or node.op_type != "Where" or node.inputs[0] is None:
+            return [value]
+        blanked = counted(node.inputs[0], self.step, self.known)
+        branches = [v for v in node.inputs[1:] if v is not None] if blanked else []
+        return [value, *(through(v, self.known) for v in branches)]
 
     # --- what every step reads --------------------------------------------------------------
 
@@ -416,7 +482,7 @@ class _Walk:
         x, time, batch = self._axes(sequences)
         node = self.loop.node
         layer = Layer(
-            (Recurrence(self.name, 0, cell, state, reverse),),
+            (Recurrence(self.name, 0, cell, state, reverse, self._ended),),
             Site(
                 node=node.name or self.name,
                 x=sequences[0].whole.name or "",
@@ -485,6 +551,8 @@ class _Walk:
         first, obstacle = sequences[0], ""
         if len(sequences) > 1 or first.kept or first.time not in {0, 1}:
             obstacle = "reads more than one sequence [time, batch, features]"
+        elif self._ended:
+            obstacle = "keeps its state past the end of a sequence"
         elif state.source == "computed":
             obstacle = "starts from a state that the graph computes"
         elif more:
@@ -590,20 +658,33 @@ class _Walk:
         op = self.loop.node.op_type
         return finding("RA130", self.name, f"the {op} carries {carries} and reads {reads}")
 
+    @property
+    def _ended(self) -> str:
+        """What the file computes otherwise, where masks were taken to let every step through."""
+        return "its steps past the end of a sequence keep the state" if self.masked else ""
+
     def _holds(self, states: list[Variable]) -> list[Finding]:
         """Warn of states that a condition passes on unchanged."""
-        held = []
+        held, found = [], []
+        if self.masked:
+            names = " and ".join(repr(value.name) for value in self.masked)
+            text = (
+                f"{names} kept as before where the step's number is past a length: audited as on "
+                "sequences of full length, where it never is"
+            )
+            found.append(finding("RA131", self.name, text))
         for state in states:
             node = resolved(state.after).producer()
-            if node is not None and node.op_type == "Where":
+            if node is not None and node.op_type == "Where" and state.before not in self.masked:
                 kept = [v for v in node.inputs[1:] if v is not None and resolved(v) is state.before]
                 held += [repr(state.before.name)] if kept else []
-        if not held:
-            return []
-        text = (
-            f"{' and '.join(held)} kept as before where a mask says so: such steps forget nothing"
-        )
-        return [finding("RA131", self.name, text)]
+        if held:
+            text = (
+                f"{' and '.join(held)} kept as before where a mask says so: such steps forget "
+                "nothing"
+            )
+            found.append(finding("RA131", self.name, text))
+        return found
 
 
 def _read(value: ir.Value) -> bool:

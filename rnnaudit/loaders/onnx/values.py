@@ -78,6 +78,14 @@ class Knowledge:
         if layout is not None:
             self._layouts[value] = layout
 
+    def assume(self, value: ir.Value, entries: Array) -> None:
+        """Let a value be what only the run decides; the caller tells the user."""
+        self._contents[value] = entries
+
+    def forget(self, value: ir.Value) -> None:
+        """Take back what was assumed."""
+        self._contents.pop(value, None)
+
     def track(self, value: ir.Value, layout: Layout) -> None:
         """Keep a layout that follows from what an operator does."""
         self._layouts[value] = layout
