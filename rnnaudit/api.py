@@ -406,7 +406,13 @@ def _truncated_file(
             written = trial.describe(tried, model, Path(output), steps=timed, seed=seed)
     audited = assembly.of_audit(found, data=data, layer=layer)
     return assembly.of_truncation(
-        audited, tried.plan, kept=kept, judged=tried.judged, written=written, aside=aside
+        audited,
+        tried.plan,
+        kept=kept,
+        judged=tried.judged,
+        written=written,
+        aside=aside,
+        forms=tried.forms.values(),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
 from rnnaudit.planning import MARGIN, left_out
-from rnnaudit.reports.numbers import epsilon, up
+from rnnaudit.reports.numbers import epsilon, near, up
 from rnnaudit.results import (
     EPSILONS,
     Attempt,
@@ -28,7 +28,7 @@ from rnnaudit.results import (
     Skipped,
     Verdict,
 )
-from rnnaudit.truncation import Plan
+from rnnaudit.truncation import ALIKE, Form, Plan
 from rnnaudit.versions import versions
 
 SUMMARIES = frozenset({"summary", "states", "every method"})
@@ -89,10 +89,12 @@ def of_truncation(
     judged: Equivalence,
     written: Export | None,
     aside: Sequence[int] = (),
+    forms: Iterable[Form] = (),
 ) -> Report:
     """Add to an audit's report what was cut, what stays as it is, and whether it holds.
 
-    ``aside`` are places in the data of sequences that the depth does not have to serve.
+    ``aside`` are places in the data of sequences that the depth does not have to serve,
+    ``forms`` those in which the layers of a graph were written.
     """
     return replace(
         audited,
@@ -102,6 +104,7 @@ def of_truncation(
             *_against(audited.depth, plan),
             *_unserved(aside, audited.eps),
             *_about(plan, judged),
+            *_slower(forms),
         ),
         equivalence=judged,
         export=written,
@@ -337,6 +340,22 @@ def _about(plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
             )
         )
     return (*remarks, *_failures(judged))
+
+
+def _slower(forms: Iterable[Form]) -> tuple[Finding, ...]:
+    """Say that the recurrences of a graph take less time than what replaces them, by estimate."""
+    known = [(f.cost, f.operator) for f in forms if f.cost is not None and f.operator is not None]
+    took, before = sum(cost for cost, _ in known), sum(operator for _, operator in known)
+    if took <= ALIKE * before:
+        return ()
+    return (
+        finding(
+            "RA307",
+            "speed",
+            "the recurrence is the faster choice here: the truncated model takes an estimated "
+            f"{near(took / before, 2)}× its time",
+        ),
+    )
 
 
 def _failures(judged: Equivalence) -> tuple[Finding, ...]:

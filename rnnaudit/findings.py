@@ -383,6 +383,12 @@ FINDINGS: tuple[Known, ...] = (
         "without --exceed every sequence counts",
     ),
     Known(
+        "RA307",
+        "note",
+        "The recurrence is the faster choice here",
+        "keep the recurrence where speed is all you want; longer sequences (--steps) favour a cut",
+    ),
+    Known(
         "RA900",
         "error",
         "rnnaudit itself failed",

@@ -13,6 +13,9 @@ from rnnaudit.results import Evidence, Truncation
 
 FormName = Literal["window", "chunk", "last", "filter"]
 
+ALIKE = 1.1
+"""Estimated times within this factor of one another tell no difference."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -28,6 +31,8 @@ class Form:
         final: Of how many final steps the last form gives the outputs.
         past: Whether the layer keeps its last k − 1 inputs from call to call.
         why: What chose it.
+        cost: Estimated microseconds that it takes, for the steps that are expected.
+        operator: The same of the recurrence as it was; None where it was no operator.
     """
 
     name: FormName
@@ -36,6 +41,8 @@ class Form:
     final: int = 1
     past: bool = False
     why: str = ""
+    cost: float | None = None
+    operator: float | None = None
 
     def describe(self) -> str:
         """Name the form in a few words."""

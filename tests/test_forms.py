@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+import rnnaudit
 from rnnaudit import loaders
 from rnnaudit.cells import output, reads, run, run_stack, step, truncated
 from rnnaudit.errors import UnsupportedModelError, UsageError
@@ -577,3 +581,76 @@ def test_a_written_form_verifies_against_its_own_reading(tmp_path, form):
     assert judged.truncation_error > 1e-7
     assert json.loads(graph.metadata_props["rnnaudit.form"]) == {"rnn[0]": form.describe()}
     assert json.loads(graph.metadata_props["rnnaudit.blocks"]) == {"rnn[0]": form.block}
+
+
+COSTS = st.builds(
+    lambda seed, kind, hidden: random_model(seed, kind, hidden=hidden),
+    seeds,
+    st.sampled_from(["elman", "gru", "lstm"]),
+    st.sampled_from([2, 8, 64, 256]),
+)
+
+
+@given(
+    model=COSTS,
+    depth=st.integers(1, 200),
+    steps=st.integers(1, 4000),
+    form=st.sampled_from(["auto", "window", "chunk"]),
+    keep_ops=st.booleans(),
+)
+@settings(max_examples=60)
+def test_a_reason_tells_a_difference_or_that_there_is_none(model, depth, steps, form, keep_ops):
+    assume(not (keep_ops and form == "window"))
+    shape = Shape(form, keep_ops=keep_ops, steps=steps)
+    (chosen,) = choose(model, every(model, depth), shape).values()
+    assert not re.search(r"(?<![\d.])1(\.0)?×", chosen.why)
+    assert ("the faster choice here" in chosen.why) == (chosen.cost > 1.1 * chosen.operator)
+    assert ("faster than the recurrence" in chosen.why) == (1.1 * chosen.cost < chosen.operator)
+
+
+@pytest.mark.parametrize("kind", ["elman", "gru", "lstm"])
+def test_more_steps_at_a_smaller_depth_favour_a_cut(kind):
+    model = random_model(0, kind, hidden=64)
+
+    def ratio(depth, steps):
+        (form,) = choose(model, every(model, depth), Shape(steps=steps)).values()
+        return form.cost / form.operator
+
+    assert ratio(64, 65) > ratio(64, 1000) > ratio(64, 20000)
+    assert ratio(2, 1000) < ratio(16, 1000) < ratio(128, 1000)
+
+
+def test_what_is_estimated_far_apart_is_measured_so():
+    model = random_model(0, "lstm", hidden=32)
+    x = np.zeros((64, 1, model.stacks[0].input_size), np.float32)
+    whole = session(build(model.stacks[0]))
+    for depth, names in ((2, ("whole", "cut")), (60, ("cut", "whole"))):
+        shape = Shape(steps=len(x) if depth > 2 else 20_000)
+        fed = {"x": x if depth > 2 else np.zeros((20_000, *x.shape[1:]), np.float32)}
+        depths = every(model, depth)
+        forms = choose(model, depths, shape)
+        (form,) = forms.values()
+        assert max(form.cost / form.operator, form.operator / form.cost) > 2
+        assert (form.cost > form.operator) == (names[0] == "cut")
+        cut = session(truncate_graph(model, depths, forms))
+        times = dict.fromkeys(("whole", "cut"), math.inf)
+        for _ in range(9):
+            for name, one in (("whole", whole), ("cut", cut)):
+                begun = time.perf_counter()
+                one.run(None, fed)
+                times[name] = min(times[name], time.perf_counter() - begun)
+        assert times[names[0]] > times[names[1]]
+
+
+def test_a_report_says_where_the_recurrence_is_the_faster_choice(tmp_path):
+    module = torch.nn.RNN(3, 8)
+    path = tmp_path / "rnn.pt"
+    torch.save(module.state_dict(), path)
+    slow = rnnaudit.truncate(path, tmp_path / "slow.onnx", depth=30, steps=40)
+    (told,) = [f for f in slow.findings if f.id == "RA307"]
+    assert told.severity == "note"
+    assert re.search(r"takes an estimated \d+(\.\d)?× its time", told.message)
+    assert "the recurrence is the faster choice here" in slow.export.form_reason
+    fast = rnnaudit.truncate(path, tmp_path / "fast.onnx", depth=2, steps=20_000)
+    assert not [f for f in fast.findings if f.id == "RA307"]
+    assert "faster than the recurrence" in fast.export.form_reason

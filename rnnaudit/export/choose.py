@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rnnaudit.errors import UnsupportedModelError, UsageError
-from rnnaudit.export.costs import Costs
+from rnnaudit.export.costs import CALL, Costs
 from rnnaudit.export.filter import MOST_TAPS, linear_map
 from rnnaudit.export.layers import reach
 from rnnaudit.export.reads import Readers
 from rnnaudit.export.sockets import socket
 from rnnaudit.export.stepwise import finals, with_past
 from rnnaudit.model import Layer, Model, Recurrence
-from rnnaudit.truncation import AUTO, Form, FormName, Shape
+from rnnaudit.reports.numbers import near
+from rnnaudit.truncation import ALIKE, AUTO, Form, FormName, Shape
 
 STEPS = 1024
 """Length of the sequences that a cost is counted for, where nothing tells it."""
@@ -59,16 +61,18 @@ def choose(
         if any(r.label not in depths for r in layer.recurrences):
             continue
         label = layer.recurrences[0].label
+        steps = shape.steps or (lengths or {}).get(label, STEPS)
         if layer in buffered:
             why = f"it keeps its last {depths[label] - 1} inputs from call to call"
-            forms[label] = Form("chunk", 1, keep_ops, past=True, why=why)
+            buffer = Form("chunk", 1, keep_ops, past=True, why=why)
+            forms[label] = _priced(layer, buffer, depths, depths[label], 1)
             continue
         if label in single:
-            forms[label] = _last(layer, depths, single[label], keep_ops=keep_ops)
+            forms[label] = _last(layer, depths, single[label], 1, keep_ops=keep_ops)
             continue
         final = _final_steps(model, layer, reaches)
         if form in ("auto", "last") and final is not None:
-            forms[label] = _last(layer, depths, max(1, final), keep_ops=keep_ops)
+            forms[label] = _last(layer, depths, max(1, final), steps, keep_ops=keep_ops)
             if layer.site is not None and (final or not _reverse(layer)):
                 reaches[layer.site.node] = reach(layer, depths, max(1, final))
         elif form == "last":
@@ -78,9 +82,8 @@ def choose(
                 help="choose --form chunk",
             )
         elif form == "filter":
-            forms[label] = _filter(model, layer, depths)
+            forms[label] = _priced(layer, _filter(model, layer, depths), depths, steps, steps)
         else:
-            steps = shape.steps or (lengths or {}).get(label, STEPS)
             forms[label] = _cheapest(model, layer, depths, shape, steps)
     return {r: forms[r] for layer in layers if (r := layer.recurrences[0].label) in forms}
 
@@ -111,13 +114,44 @@ def _final_steps(model: Model, layer: Layer, reaches: Mapping[str, int]) -> int 
     return None if final and states and _reverse(layer) else final
 
 
-def _last(layer: Layer, depths: Mapping[str, int], final: int, *, keep_ops: bool) -> Form:
+def _last(
+    layer: Layer, depths: Mapping[str, int], final: int, before: int, *, keep_ops: bool
+) -> Form:
+    """Return the last form; the recurrence runs over ``before`` steps."""
     steps = reach(layer, depths, final)
     deepest = max(layer.recurrences, key=lambda r: depths[r.label])
     block = Costs(deepest.cell, depths[deepest.label]).best_block(steps)
     read = "step is" if final == 1 else f"{final} steps are"
     why = f"only the final {read} read: {steps} steps of input suffice"
-    return Form("last", min(block, final), keep_ops, final, why=why)
+    form = Form("last", min(block, final), keep_ops, final, why=why)
+    return _priced(layer, form, depths, min(steps, before) if before > 1 else steps, before)
+
+
+def _priced(layer: Layer, form: Form, depths: Mapping[str, int], steps: int, before: int) -> Form:
+    """Estimate what a form costs over ``steps``, and the recurrence over the ``before`` it reads.
+
+    Nothing is estimated of a recurrence that was no operator.
+    """
+    costs = [Costs(r.cell, depths[r.label], form.keep_ops) for r in layer.recurrences]
+    if form.name == "window":
+        cost = sum(c.window(steps) for c in costs)
+    elif form.name == "filter":
+        cost = sum(c.filter(steps) for c in costs)
+    else:
+        cost = sum(c.chunk(steps, form.block) for c in costs)
+    operator = sum(c.operator(before) for c in costs)
+    if layer.site is not None and layer.site.reads:
+        return replace(form, cost=cost)
+    cost, operator = CALL + cost, CALL + operator
+    ratio = cost / operator
+    if ratio > ALIKE:
+        compared = f"the recurrence is the faster choice here, by an estimated {near(ratio, 2)}×"
+    elif ratio < 1 / ALIKE:
+        compared = f"an estimated {near(1 / ratio, 2)}× faster than the recurrence"
+    else:
+        compared = "by estimate about as fast as the recurrence"
+    why = f"{form.why}; {compared}" if form.why else compared
+    return replace(form, why=why, cost=cost, operator=operator)
 
 
 def _filter(model: Model, layer: Layer, depths: Mapping[str, int]) -> Form:
@@ -158,11 +192,15 @@ def _cheapest(
         counted["filter"] = sum(c.filter(steps) for c in costs)
     name: FormName = min(counted, key=counted.__getitem__) if form == "auto" else form
     others = {other: cost for other, cost in counted.items() if other != name}
+    chosen = Form(name, block if name == "chunk" else 1, keep_ops)
     if not others:
-        return Form(name, block, keep_ops)
+        return _priced(layer, chosen, depths, steps, steps)
     next_best = min(others, key=others.__getitem__)
     took, other = counted[name], others[next_best]
     ratio = max(took, other) / min(took, other)
-    verdict = "less" if took <= other else "more"
-    why = f"{ratio:.2g}× {verdict} work than a {next_best}, as counted for {steps} steps"
-    return Form(name, block if name == "chunk" else 1, keep_ops, why=why)
+    if ratio > ALIKE:
+        verdict = f"{near(ratio, 2)}× {'less' if took <= other else 'more'} work than"
+    else:
+        verdict = "about as much work as"
+    why = f"{verdict} a {next_best}, as counted for {steps} steps"
+    return _priced(layer, replace(chosen, why=why), depths, steps, steps)
