@@ -21,12 +21,14 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+import rnnaudit
 from rnnaudit import loaders
 from rnnaudit.cells import run, run_stack, truncated
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.export import assemble, build, truncate_graph, write
 from rnnaudit.export.files import serialize
 from rnnaudit.model import Cell, Layer, LSTMCell, Model, Stack
+from rnnaudit.truncation import WINDOW, Form
 from tests.references import brute_force
 from tests.strategies import (
     KINDS,
@@ -544,6 +546,98 @@ def test_a_node_in_a_branch_of_if_is_replaced_there(tmp_path):
     (y,) = session(written).run(None, {"x": x.transpose(0, 1).contiguous().float().numpy()})
     expected = expected_states(cell, x, 3).transpose(0, 1).numpy()
     np.testing.assert_allclose(y[:, 0], expected, atol=1e-5, rtol=0)
+
+
+def branches(name, node, taken, condition):
+    """Choose between a node that gives y [T, 1, N, H] and x in its place, by a graph input."""
+    shape = [None] * 4
+    chosen = helper.make_graph(
+        [node], f"{name}_then", [], [helper.make_tensor_value_info(taken, TensorProto.FLOAT, shape)]
+    )
+    left = f"{name}_left"
+    other = helper.make_graph(
+        [helper.make_node("Unsqueeze", ["x", "one"], [left])],
+        f"{name}_else",
+        [],
+        [helper.make_tensor_value_info(left, TensorProto.FLOAT, shape)],
+    )
+    test = helper.make_node("Greater", [condition, "zero"], [f"{name}_test"])
+    choice = helper.make_node(
+        "If", [f"{name}_test"], [name], name=name, then_branch=chosen, else_branch=other
+    )
+    return [test, choice]
+
+
+def nested(folder):
+    """Write a graph with a GRU in a branch of an If in a branch of an If, and its cell."""
+    cell = random_cell(4, "gru", inputs=5)
+    inner = branches("inner", gru_node("gru", "x", "taken"), "taken", "b")
+    outer = branches("y", inner[1], "inner", "a")
+    path = graph_file(
+        *(folder / "if.onnx", {"": [cell]}, [inner[0], *outer]),
+        {"x": ["T", "N", 5], "a": [], "b": []},
+        {"y": 4},
+        extra={"zero": np.float32(0.0), "one": np.int64([1])},
+    )
+    return path, cell
+
+
+@pytest.mark.parametrize("form", [WINDOW, Form("chunk", 3)])
+def test_a_guard_comes_up_from_a_branch_in_a_branch_and_is_zero_elsewhere(tmp_path, form):
+    path, cell = nested(tmp_path)
+    model = loaders.load(path)
+    written = truncate_graph(model, every(model, 6), {"gru[0]": form}, guarded=True)
+    assert [v.name for v in written.graph.outputs] == ["y", "guard"]
+    x = normal(generator(1), 2, 9, 5)
+    fed = {"x": x.transpose(0, 1).contiguous().float().numpy()}
+    run = session(written)
+    deep, shallow = (expected_states(cell, x, k) for k in (6, 3))
+    gap = (deep - shallow).abs()[:, slice(None) if form.name == "window" else slice(5, None, 3)]
+    for a, b in ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)):
+        y, guard = run.run(
+            None, {**fed, "a": np.array(a, np.float32), "b": np.array(b, np.float32)}
+        )
+        assert guard.shape == ()
+        if a > 0 and b > 0:
+            np.testing.assert_allclose(y[:, 0], deep.transpose(0, 1).numpy(), atol=1e-5, rtol=0)
+            assert guard == pytest.approx(float(gap.max()), abs=1e-5)
+        else:
+            np.testing.assert_array_equal(y[:, 0], fed["x"])
+            assert guard == 0.0
+
+
+def test_a_guarded_branch_verifies(tmp_path):
+    path, _ = nested(tmp_path)
+    report = rnnaudit.truncate(
+        path, tmp_path / "cut.onnx", eps=0.1, depth=24, guard=True, time_budget=20
+    )
+    assert report.equivalence.passed
+    assert report.export.outputs == ("y", "guard")
+
+
+def test_a_guard_takes_the_largest_of_a_branch_and_the_top(tmp_path):
+    cell = random_cell(4, "gru", inputs=5)
+    nodes = [
+        *branches("chosen", gru_node("inner", "x", "taken"), "taken", "a"),
+        helper.make_node("Squeeze", ["chosen", "one"], ["h"]),
+        gru_node("top", "h", "y"),
+    ]
+    path = graph_file(
+        *(tmp_path / "both.onnx", {"": [cell]}, nodes, {"x": ["T", "N", 5], "a": []}, {"y": 4}),
+        extra={"zero": np.float32(0.0), "one": np.int64([1])},
+    )
+    model = loaders.load(path)
+    cut = session(truncate_graph(model, every(model, 4), guarded=True))
+    x = normal(generator(2), 1, 12, 5)
+    fed = {"x": x.transpose(0, 1).contiguous().float().numpy()}
+
+    def gap(of):
+        return float((expected_states(cell, of, 4) - expected_states(cell, of, 2)).abs().max())
+
+    _, without = cut.run(None, {**fed, "a": np.array(-1, np.float32)})
+    assert without == pytest.approx(gap(x), abs=1e-5)
+    _, both = cut.run(None, {**fed, "a": np.array(1, np.float32)})
+    assert both == pytest.approx(max(gap(x), gap(expected_states(cell, x, 4))), abs=1e-5)
 
 
 def test_depths_must_be_positive_and_name_recurrences():
