@@ -230,6 +230,150 @@ def test_an_elman_step_is_one(kind, name):
     agrees(cell, part)
 
 
+PEEP = (LSTM.replace("Sigmoid i", "Sigmoid pi").replace("Sigmoid f", "Sigmoid pf")).replace(
+    "Sigmoid o", "Sigmoid po"
+)
+PEEP = PEEP.replace(
+    "i_ =", "ic = Mul c0 p_i\npi = Add i ic\nfc_ = Mul p_f c0\npf = Add fc_ f\ni_ ="
+)
+PEEP = PEEP.replace("o_ = Sigmoid po\n", "")
+PEEP = PEEP.replace("squashed =", "oc = Mul p_o c_next\npo = Add o oc\no_ = Sigmoid po\nsquashed =")
+COUPLED = LSTM.replace("f_ = Sigmoid f\n", "f_ = Sub one i_\n")
+FORGETS = LSTM.replace("i_ = Sigmoid i\n", "").replace("g_ =", "i_ = Sub one f_\ng_ =")
+PROJECTED = LSTM.replace("h_next = Mul o_ squashed", "m = Mul o_ squashed\nh_next = MatMul m R")
+CLIPPED = LSTM.replace("i f g o =", "b_ = Clip a low high\ni f g o =").replace(
+    "Split a", "Split b_"
+)
+
+
+def extras(seed, projected=None):
+    rng = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=rng).double()
+
+    stored = weights(seed, 4) | {name: drawn(H) for name in ("p_i", "p_f", "p_o")}
+    stored |= {"low": torch.tensor(-0.5).double(), "high": torch.tensor(0.5).double()}
+    stored |= {"p": torch.tensor(0.75).double(), "dense": drawn(H, H)}
+    if projected is not None:
+        stored |= {"R": drawn(H, projected), "U": drawn(projected, 4 * H)}
+    return stored
+
+
+MORE = {
+    "peepholes": (PEEP, {"peephole": True}),
+    "f = 1 − i": (COUPLED, {"input_forget": 1}),
+    "i = 1 − f": (FORGETS, {"input_forget": 1}),
+    "peepholes and f = 1 − i": (
+        PEEP.replace("f_ = Sigmoid pf\n", "f_ = Sub one i_\n"),
+        {"peephole": True, "input_forget": 1},
+    ),
+    "a clip": (CLIPPED, {"clip": 0.5}),
+    "a clip of each gate and of c": (
+        CLIPPED.replace("squashed =", "cc = Clip c_next low high\nsquashed =").replace(
+            "Tanh c_next", "Tanh cc"
+        ),
+        {"clip": 0.5},
+    ),
+    "a projection": (PROJECTED, {"proj_size": 3}),
+    "a projection to as many": (PROJECTED, {"proj_size": H}),
+    "a projection, peepholes": (
+        PEEP.replace("h_next = Mul o_ squashed", "m = Mul o_ squashed\nh_next = MatMul m R"),
+        {"proj_size": 3, "peephole": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("order", [("h", "c0"), ("c0", "h")])
+@pytest.mark.parametrize("how", MORE)
+@given(seed=st.integers(0, 2**16))
+@settings(max_examples=3, deadline=None)
+def test_what_an_lstm_can_have_more_is_recognised(how, order, seed):
+    text, options = MORE[how]
+    P = options.get("proj_size", H)
+    stored = extras(seed, P if "proj_size" in options else None)
+    after = tuple({"h": "h_next", "c0": "c_next"}[name] for name in order)
+    cell = step(text, stored, states=order, after=after, shapes={"h": (1, P)})
+    part = known(cell)
+    assert isinstance(part.cell, LSTMCell)
+    assert {k: v for k, v in part.cell.options.items() if k != "activations"} == options
+    assert part.cell.clip_output == ("of c" in how)
+    if part.cell.peephole is not None:
+        p_f = torch.zeros(H).double() if part.cell.input_forget else stored["p_f"]
+        assert torch.equal(part.cell.peephole, torch.stack([stored["p_i"], p_f, stored["p_o"]]))
+    agrees(cell, part)
+
+
+@pytest.mark.parametrize("reset", [GRU, RESET_BEFORE], ids=["after", "before"])
+def test_a_gru_may_be_clipped(reset):
+    stored = weights(1, 3) | {
+        "low": torch.tensor(-0.5).double(),
+        "high": torch.tensor(0.5).double(),
+    }
+    stored |= dict(zip(("Ur", "Uz", "Un"), stored["U"].split(H, dim=1), strict=True))
+    text = reset.replace("Ur Uz Un = Split U; axis:1\n", "") + BLENDS["(1 − z) n + z h"]
+    for gate, function in (("r", "Sigmoid"), ("z", "Sigmoid"), ("n", "Tanh")):
+        text = text.replace(
+            f"{gate} = {function} a{gate}",
+            f"b{gate} = Clip a{gate} low high\n{gate} = {function} b{gate}",
+        )
+    part = known(step(text, stored))
+    assert (part.cell.kind, part.cell.clip) == ("gru", 0.5)
+    agrees(step(text, stored), part)
+    assert recognise(step(text.replace("Tanh bn", "Tanh an"), stored)) is None
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Tanh", "tanh"), ("Identity", "affine")])
+def test_an_elman_step_may_be_clipped(kind, name):
+    stored = weights(2, 1) | {
+        "low": torch.tensor(-0.5).double(),
+        "high": torch.tensor(0.5).double(),
+    }
+    text = "xw = Gemm x W b\nhu = MatMul h U\na_ = Add xw hu\na = Clip a_ low high\n"
+    cell = step(text + f"h_next = {kind} a", stored)
+    part = known(cell)
+    assert (part.cell.activation.name, part.cell.clip) == (name, 0.5)
+    agrees(cell, part)
+
+
+FAR = {
+    "a clip of one gate": CLIPPED.replace("Split b_", "Split a")
+    .replace("Sigmoid f", "Sigmoid ff")
+    .replace("f_ =", "ff = Clip f low high\nf_ =", 1),
+    "bounds that differ": CLIPPED.replace("low high", "low p"),
+    "a bound on one side": CLIPPED.replace("low high", "low"),
+    "f = i − 1": COUPLED.replace("Sub one i_", "Sub i_ one"),
+    "hard gates that are turned": FORGETS.replace("Sigmoid", "HardSigmoid"),
+    "a clipped cell state": LSTM.replace(
+        "c_next = Add fc ig", "cs = Add fc ig\nc_next = Clip cs low high"
+    ),
+    "a clip of c alone": LSTM.replace(
+        "squashed = Tanh c_next", "cc = Clip c_next low high\nsquashed = Tanh cc"
+    ),
+    "a peephole at the state before in o": PEEP.replace("Mul p_o c_next", "Mul p_o c0"),
+    "a peephole that mixes units": PEEP.replace("Mul c0 p_i", "MatMul c0 dense"),
+    "a peephole in g": PEEP.replace("Tanh g", "Tanh pg").replace(
+        "g_ =", "gc = Mul c0 p_i\npg = Add g gc\ng_ ="
+    ),
+    "a tanh after the projection": PROJECTED.replace(
+        "h_next = MatMul m R", "q = MatMul m R\nh_next = Tanh q"
+    ),
+    "a bias after the projection": PROJECTED.replace(
+        "h_next = MatMul m R", "q = MatMul m R\nh_next = Add q p"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FAR)
+def test_what_no_lstm_has_stays_traced(how):
+    stored = extras(0, 3 if "projection" in how else None)
+    P = 3 if "projection" in how else H
+    after = ("h_next", "c_next")
+    cell = step(FAR[how], stored, states=("h", "c0"), after=after, shapes={"h": (1, P)})
+    cells.step(cell, torch.zeros(2, P + H).double(), torch.zeros(2, INPUTS).double())
+    assert recognise(cell) is None
+
+
 NEAR = {
     "a swapped sign": ("Add fc ig", "Sub fc ig"),
     "an extra tanh": ("h_next = Mul o_ squashed", "h_ = Mul o_ squashed\nh_next = Tanh h_"),

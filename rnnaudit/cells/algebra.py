@@ -38,6 +38,10 @@ _MOVES = frozenset(
 )
 
 
+CLIP = "clip"
+"""What bounds a value to ±alpha: no activation of a cell, but part of one's pre-activations."""
+
+
 class Unlike(Exception):  # noqa: N818 -- an answer, not an error
     """The step is not of the form that is looked for."""
 
@@ -250,15 +254,23 @@ class Algebra:
         return self._sum("Add", [product, self._form(bias[0])]) if bias and bias[0] else product
 
     def _named(self, operation: Operation) -> Activation:
-        """Return the activation that an operator is; Clip to [0, 1] is a hard sigmoid."""
+        """Return the activation that an operator is.
+
+        Clip to [0, 1] is a hard sigmoid, and to [−c, c] what ``CLIP`` names, alpha = c.
+        """
         if operation.op == "Clip":
             bounds: list[object] = [
                 self._constants[name].item() if (name in self._constants) else None
                 for name in operation.inputs[1:]
             ] or [operation.attributes.get(k) for k in ("min", "max")]
-            if bounds != [0.0, 1.0]:
+            if bounds == [0.0, 1.0]:
+                return Activation("hardsigmoid", 1.0, 0.0)
+            if None in bounds or len(bounds) != 2:
                 raise Unlike
-            return Activation("hardsigmoid", 1.0, 0.0)
+            low, high = (float(str(bound)) for bound in bounds)
+            if low != -high or not 0 < high < math.inf:
+                raise Unlike
+            return Activation(CLIP, high)
         if operation.op not in _ACTIVATIONS:
             raise Unlike
         given = {

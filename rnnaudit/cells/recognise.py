@@ -2,19 +2,21 @@
 
 The next state, products multiplied out, is f c + i g beside o tanh(c'), or n − z n + z h, or
 φ(a), whatever operators wrote it; the arguments of the activations must be affine in the
-input and the cell's own state. A step may hold several cells, where one reads what another
-gives. Nothing is told from names, and a form that is not matched is no answer.
+input and the cell's own state, and may all be clipped alike. An LSTM may have f = 1 − i, a
+projection, and gates that read the cell state. A step may hold several cells, where one reads
+what another gives. Nothing is told from names, and a form that is not matched is no answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rnnaudit.cells.algebra import (
+    CLIP,
     Algebra,
     Atoms,
     Factor,
@@ -152,35 +154,82 @@ class _Match:
     # --- the three families -----------------------------------------------------------------
 
     def _lstm(self, c: _Group, left: Sequence[_Group]) -> tuple[NamedCell, tuple[int, ...]]:
-        """Match c' = f c + i g, and the group whose sequel is o tanh(c')."""
-        f, added = _kept(c.terms, (self.algebra.state, c.places))
-        gated = [g for g in left if [(len(m), k) for m, k in g.terms.items()] == [(2, 1.0)]]
-        for h in gated:
-            for o, squashed in _orders(_single(h.terms)):
-                if not _activated(squashed, o) or _terms(_argument(squashed)) != c.terms:
-                    continue
-                for i, g in _orders(added):
-                    if not _activated(f, i, g) or len({_function(a) for a in (i, f, o)}) > 1:
+        """Match c' = f c + i g, and the group whose sequel is o tanh(c') or its projection."""
+        for h in left:
+            try:
+                projection, pair = _gated(h)
+            except Unlike:
+                continue
+            for o, squashed in _orders(pair):
+                for gates in _sums(c.terms, (self.algebra.state, c.places)):
+                    try:
+                        return self._gates(c, h, gates, (o, squashed), projection)
+                    except Unlike:
                         continue
-                    gates = [self._affine(_argument(a), h.places) for a in (i, f, g, o)]
-                    cell = LSTMCell(
-                        *_stacked(gates),
-                        gate=_function(f),
-                        candidate=_function(g),
-                        squash=_function(squashed),
-                    )
-                    return cell, (*h.places, *c.places)
         raise Unlike
+
+    def _gates(
+        self,
+        c: _Group,
+        h: _Group,
+        gates: _Sum,
+        given: tuple[Factor, Factor],
+        projection: Tensor | None,
+    ) -> tuple[NamedCell, tuple[int, ...]]:
+        """Make a cell of the gates of c', and of the two factors o and tanh(c') of h'."""
+        (i, f, g), (o, squashed) = (gates.i, gates.f, gates.g), given
+        if not _activated(i, g, o, squashed, *([] if f is None else [f])):
+            raise Unlike
+        if len({_function(a) for a in (i, f, o) if a is not None}) > 1:
+            raise Unlike
+        forms, clip = _unclipped([_argument(a) for a in (i, f, g, o) if a is not None])
+        if gates.turned:
+            if _function(i) != SIGMOID:
+                raise Unlike
+            forms[0] = Form(forms[0].shape, {b: -part for b, part in forms[0].parts.items()})
+        if f is None:  # its rows are not read
+            forms.insert(1, Form((len(c.places),), {}))
+        inner, clip_output = _argument(squashed), False
+        if _terms(inner) != c.terms:
+            (inner,), bound = _unclipped([inner])
+            clip_output = True
+            if clip is None or bound != clip or _terms(inner) != c.terms:
+                raise Unlike
+        before = Form((len(c.places),), {self.algebra.state: self._own(c.places)})
+        peepholes = []
+        for at, read in ((0, before), (1, before), (3, c.after)):
+            p, forms[at] = _peephole(forms[at], read)
+            peepholes.append(p)
+        peephole = torch.stack(peepholes)
+        cell = LSTMCell(
+            *_stacked([self._affine(form, h.places) for form in forms]),
+            peephole=peephole if bool(peephole.any()) else None,
+            projection=projection,
+            input_forget=f is None,
+            gate=_function(i),
+            candidate=_function(g),
+            squash=_function(squashed),
+            clip=clip,
+            clip_output=clip_output,
+        )
+        return cell, (*h.places, *c.places)
+
+    def _own(self, places: Sequence[int]) -> Tensor:
+        return _picked(self.algebra.state.size, places)
 
     def _gru(self, h: _Group, _: Sequence[_Group]) -> tuple[NamedCell, tuple[int, ...]]:
         """Match n − z n + z h, or h − z h + z n, where σ(−a) = 1 − σ(a) turns the gate."""
         n, z, turned = _blend(h.terms, (self.algebra.state, h.places))
-        new = self._candidate(_argument(n), h.places)
+        (inner,), clip = _unclipped([_argument(n)])
+        new = self._candidate(inner, h.places)
         if not _activated(z, new.reset) or _function(z) != _function(new.reset):
             raise Unlike
         if turned and _function(z) != SIGMOID:
             raise Unlike
-        r, kept = (self._affine(_argument(gate), h.places) for gate in (new.reset, z))
+        forms, bound = _unclipped([_argument(gate) for gate in (new.reset, z)])
+        if bound != clip:
+            raise Unlike
+        r, kept = (self._affine(form, h.places) for form in forms)
         W, U, b = _stacked([r, kept.negated() if turned else kept, new.affine])
         zeros = torch.zeros(2 * len(h.places), dtype=torch.float64)
         cell = GRUCell(
@@ -191,6 +240,7 @@ class _Match:
             reset_after=new.after,
             gate=_function(z),
             candidate=_function(n),
+            clip=clip,
         )
         return cell, h.places
 
@@ -199,10 +249,11 @@ class _Match:
         activation, form = _LINEAR, h.after
         if len(h.terms) == 1 and len(next(iter(h.terms))) == 1:
             (only,) = _single(h.terms)
-            if only[0].kind == "activation":
+            if _activated(only):
                 activation, form = _function(only), _argument(only)
+        (form,), clip = _unclipped([form])
         a = self._affine(form, h.places)
-        return ElmanCell(a.U, a.W, a.b, activation), h.places
+        return ElmanCell(a.U, a.W, a.b, activation, clip), h.places
 
     def _candidate(self, form: Form, own: tuple[int, ...]) -> _Candidate:
         """Match W x + b + r (U h + c), or W x + b + U (r h)."""
@@ -292,6 +343,16 @@ class _Affine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Sum:
+    """The gates of f c + i g; f is None where it is 1 − i, and ``turned`` has 1 − i for i."""
+
+    i: Factor
+    f: Factor | None
+    g: Factor
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
     """What a GRU's candidate is a function of, U and ``inner`` behind the reset gate."""
 
@@ -330,14 +391,64 @@ def _orders(pair: Sequence[Factor]) -> list[tuple[Factor, Factor]]:
     return [(pair[0], pair[1]), (pair[1], pair[0])]
 
 
-def _kept(terms: Polynomial, own: Factor) -> tuple[Factor, tuple[Factor, ...]]:
-    """Split f c + i g into f, and i and g."""
-    if list(terms.values()) != [1.0, 1.0]:
+def _sums(terms: Polynomial, own: Factor) -> Iterator[_Sum]:
+    """Read gates off f c + i g, off c − i c + i g, and off g − f g + f c."""
+    pairs: list[tuple[Factor, ...]] = [m for m in terms if len(m) == 2]
+    kept, added = [m for m in pairs if own in m], [m for m in pairs if own not in m]
+    if len(kept) != 1 or len(added) != 1:
+        return
+    f = kept[0][1 - kept[0].index(own)]
+    signs = terms[added[0]], terms[kept[0]]
+    for i, g in _orders(added[0]):
+        if len(terms) == 2 and signs == (1.0, 1.0):
+            yield _Sum(i, f, g)
+        if len(terms) == 3 and i == f and signs == (1.0, -1.0) and terms.get((own,)) == 1:
+            yield _Sum(i, None, g)
+        if len(terms) == 3 and i == f and signs == (-1.0, 1.0) and terms.get((g,)) == 1:
+            yield _Sum(i, None, g, turned=True)
+
+
+def _gated(h: _Group) -> tuple[Tensor | None, tuple[Factor, ...]]:
+    """Read o and tanh(c') off h' = o tanh(c'), or off h' = R (o tanh(c')) with its R [P, H]."""
+    if h.terms:
+        return None, _single(h.terms)
+    blocks = [b for b, part in h.after.parts.items() if bool(part.any())]
+    if len(blocks) != 1 or blocks[0].kind != "product":
         raise Unlike
-    for kept, added in (tuple(terms), tuple(terms)[::-1]):
-        if own in kept and own not in added and len(kept) == 2:
-            return kept[1 - kept.index(own)], added
-    raise Unlike
+    hidden = _atoms(blocks[0], range(blocks[0].size))
+    return h.after.of(blocks[0]).T.contiguous(), _single(polynomial(hidden))
+
+
+def _unclipped(forms: Sequence[Form]) -> tuple[list[Form], float | None]:
+    """Take off the bound that all forms share, or that none has."""
+    taken = [_bounded(form) for form in forms]
+    bounds = {bound for _, bound in taken}
+    if len(bounds) != 1:
+        raise Unlike
+    return [form for form, _ in taken], bounds.pop()
+
+
+def _bounded(form: Form) -> tuple[Form, float | None]:
+    """Return what a form bounds, and by how much; the form itself and None where it does not."""
+    terms = list(_terms(form).items())
+    if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+        factor = terms[0][0][0]
+        if factor[0].kind == "activation" and _function(factor).name == CLIP:
+            return _argument(factor), _function(factor).alpha
+    return form, None
+
+
+def _peephole(form: Form, read: Form) -> tuple[Tensor, Form]:
+    """Split p ⊙ c off a form [n], c being ``read``: p, and what is left."""
+    blocks = sorted(read.parts, key=lambda block: block.kind != "product")
+    places, columns = read.parts[blocks[0]].abs().argmax(0), torch.arange(form.shape[0])
+    signs = read.parts[blocks[0]][places, columns]
+    if bool((signs.abs() != 1).any()):
+        raise Unlike
+    p = form.of(blocks[0])[places, columns] * signs
+    both = dict.fromkeys((*form.parts, *read.parts))
+    left = {block: form.of(block) - p * read.of(block) for block in both}
+    return p, Form(form.shape, {b: part for b, part in left.items() if bool(part.any())})
 
 
 def _blend(terms: Polynomial, own: Factor) -> tuple[Factor, Factor, bool]:
@@ -362,7 +473,8 @@ def _blend(terms: Polynomial, own: Factor) -> tuple[Factor, Factor, bool]:
 
 
 def _activated(*factors: Factor) -> bool:
-    return all(block.kind == "activation" for block, _ in factors)
+    """Whether all are results of functions that a cell can have."""
+    return all(b.kind == "activation" and _function((b, at)).name != CLIP for b, at in factors)
 
 
 def _function(factor: Factor) -> Activation:
