@@ -135,8 +135,8 @@ def _elu(v: Tensor, node: Node) -> Tensor:
 
 
 def _selu(v: Tensor, node: Node) -> Tensor:
-    alpha = node.number("alpha", 1.6732632423543772)
-    gamma = node.number("gamma", 1.0507009873554805)
+    alpha = node.number("alpha", 1.67326319217681884765625)
+    gamma = node.number("gamma", 1.05070102214813232421875)
     return gamma * torch.where(v > 0, v, alpha * torch.expm1(v.clamp(max=0)))
 
 
@@ -267,9 +267,11 @@ def _slice(node: Node, inputs: Sequence[Value]) -> Sequence[Value]:
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         at = v.axis(axis)
         length = result.shape[at]
-        # Counting down, an end before the first entry means "to the very first".
+        # Counting down, an end before the first entry means "to the very first", and a start
+        # before it is the first.
         stop = None if step < 0 and end < -length else end
-        kept = range(length)[slice(start, stop, step)]
+        first = max(start, -length) if step < 0 else start
+        kept = range(length)[slice(first, stop, step)]
         if step == 1:
             result = result.narrow(at, kept.start, len(kept))
         else:
@@ -345,8 +347,13 @@ def _reduce(function: Callable[[Tensor, list[int], bool], Tensor]) -> Rule:
 
 
 def _softmax(node: Node, inputs: Sequence[Value]) -> Sequence[Value]:
+    """Share out one axis; or all from that one on, as before opset 13, with ``flattened``."""
     v = inputs[0]
-    return [Value(v.tensor.softmax(v.axis(node.integer("axis", -1))), v.batched)]
+    axis = v.axis(node.integer("axis", -1))
+    if not node.integer("flattened", 0):
+        return [Value(v.tensor.softmax(axis), v.batched)]
+    flat = v.tensor.flatten(axis).softmax(-1)
+    return [Value(flat.reshape(v.tensor.shape), v.batched)]
 
 
 def _layer_normalization(node: Node, inputs: Sequence[Value]) -> Sequence[Value]:

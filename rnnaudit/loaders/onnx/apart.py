@@ -235,7 +235,8 @@ def _spans(
         return [reduced[0].tensor]
     if op in {"Softmax", "LayerNormalization"}:
         axis = int(str(operation.attributes.get("axis", -1))) % len(shape) + 1
-        over = [axis] if op == "Softmax" else list(range(axis, len(shape) + 1))
+        several = op == "LayerNormalization" or "flattened" in operation.attributes
+        over = list(range(axis, len(shape) + 1)) if several else [axis]
         return [_least([given[0].amin(over, keepdim=True), *given[1:]], shape)]
     if op in {"MatMul", "Gemm"} and min(len(shapes[n]) for n in names[:2]) > 1:
         a, b = (

@@ -219,8 +219,8 @@ def _operation(node: ir.Node, names: _Names, opset: int) -> Operation:
         if training is None or bool(training.any()):
             raise Refused("the step holds a Dropout in training mode")
     attributes = {name: plain(attribute) for name, attribute in node.attributes.items()}
-    if node.op_type == "Softmax" and opset < 13 and attributes.get("axis", 1) not in {-1, 1}:
-        raise Refused(f"the step holds a Softmax of opset {opset} over several axes")
+    if node.op_type == "Softmax" and opset < 13:
+        attributes = {"axis": 1, **attributes, "flattened": 1}
     return Operation(
         node.op_type,
         tuple("" if value is None else names.of(value) for value in node.inputs),

@@ -226,8 +226,9 @@ def _slice(node: ir.Node, inputs: Sequence[Any]) -> Sequence[Array]:
     a = inputs[0]
     cuts = slices(node, inputs, a.ndim)
     for i, cut in list(cuts.items()):
-        if cut.step < 0 and cut.stop is not None and cut.stop < -a.shape[i]:
-            cuts[i] = slice(cut.start, None, cut.step)
+        if cut.step < 0:  # a start before the first entry is the first
+            before = cut.stop is not None and cut.stop < -a.shape[i]
+            cuts[i] = slice(max(cut.start, -a.shape[i]), None if before else cut.stop, cut.step)
     return [a[tuple(cuts.get(i, slice(None)) for i in range(a.ndim))]]
 
 
