@@ -14,6 +14,7 @@ from rnnaudit.findings import finding
 from rnnaudit.model import Model
 from rnnaudit.planning import MARGIN, left_out
 from rnnaudit.reports.numbers import epsilon, near, up
+from rnnaudit.reports.wording import END_TO_END
 from rnnaudit.results import (
     EPSILONS,
     Attempt,
@@ -72,7 +73,7 @@ def of_audit(
         norm=settings.norm,
         depth=found.depth(settings.eps),
         table=tuple(found.depth(eps) for eps in EPSILONS),
-        scope="end to end" if model.whole else "each stack's own output",
+        scope=END_TO_END if model.whole else "each stack's own output",
         domain=found.domain,
         data=found.seen.description,
         tool=versions(),
@@ -101,7 +102,7 @@ def of_truncation(
         skipped=(*audited.skipped, *kept),
         findings=(
             *_bearing(audited.findings, plan),
-            *_against(audited.depth, plan),
+            *_against(audited, plan, judged),
             *_unserved(aside, audited.eps),
             *_about(plan, judged),
             *_slower(forms),
@@ -130,11 +131,11 @@ def of_comparison(
         norm=settings.norm,
         depth=Depth(settings.eps),
         table=(),
-        scope="end to end",
+        scope=END_TO_END,
         domain="",
         data="",
         tool=versions(),
-        findings=(*_failures(judged), *findings),
+        findings=(*_known(judged), *_failures(judged), *findings),
         equivalence=judged,
     )
 
@@ -295,19 +296,27 @@ def _by_kind(stack: ExaminedStack, eps: float) -> str:
     return f"k({epsilon(eps)}) is {', '.join(short)} inputs, {beyond}"
 
 
-def _against(depth: Depth, plan: Plan) -> tuple[Finding, ...]:
+def _against(audited: Report, plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
     """Say that an input is known which the plan's depth gets wrong, whatever was measured."""
-    deepest = max(t.depth for t in plan.truncations)
-    if depth.refuted_below is None or depth.refuted_below <= deepest:
+    depth = audited.depth
+    deepest, below = max(t.depth for t in plan.truncations), depth.refuted_below or 0
+    needs = f"an input in the domain is known that needs k ≥ {below}" if below > deepest else ""
+    if judged.known_error is not None:
+        return _known(judged, needs)
+    if not needs or audited.scope == END_TO_END:
         return ()
-    return (
-        finding(
-            "RA305",
-            "worst case",
-            f"some input in the domain needs k ≥ {depth.refuted_below}, and the depth is "
-            f"{deepest}: there the written model errs by more than {epsilon(depth.eps)}",
-        ),
-    )
+    own = f"{needs} for a recurrence's own output, and the depth is {deepest}"
+    return (finding("RA305", "worst case", own),)
+
+
+def _known(judged: Equivalence, needs: str = "") -> tuple[Finding, ...]:
+    """Say how far the candidate errs on an input that a search found, and how it can pass."""
+    if judged.known_error is None:
+        return ()
+    where = f"{needs}: on it" if needs else "on an input that a search found"
+    both = "; those that were compared are others, and pass" if judged.passed else ""
+    error = f"{where} the written model errs by {near(judged.known_error)}{both}"
+    return (finding("RA305", "worst case", error),)
 
 
 def _unserved(aside: Sequence[int], eps: float) -> tuple[Finding, ...]:

@@ -119,11 +119,19 @@ def plans(
     if not ladders:
         raise UnsupportedModelError(
             f"a depth of at most {wanted.max_depth} was wanted for ε = {epsilon(wanted.eps)}, "
-            f"got none: {kept[0].where}: {kept[0].reason}",
+            f"got none: {_told(kept)}",
             help="raise --eps or --max-depth, give --data, or choose with --depth",
             id="RA302",
         )
     return _joined(found, ladders, evidence), tuple(kept)
+
+
+def _told(kept: Sequence[Skipped]) -> str:
+    """Say each reason once, with what it is true of."""
+    places: dict[str, list[str]] = {}
+    for each in kept:
+        places.setdefault(each.reason, []).append(each.where)
+    return "; ".join(f"{', '.join(where)}: {reason}" for reason, where in places.items())
 
 
 def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:

@@ -255,7 +255,12 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """Two models run on the same inputs, judged with AND semantics and rtol = 0."""
+    """Two models run on the same inputs, judged with AND semantics and rtol = 0.
+
+    ``left_out`` says which inputs were not compared, and why. ``known_error`` is how far the
+    candidate errs on an input that a search found, by its own account; None where none errs by
+    more than ``eps``.
+    """
 
     passed: bool
     eps: float
@@ -269,6 +274,8 @@ class Equivalence:
     reference: str = ""
     seconds: float | None = None
     reason: str = ""
+    left_out: tuple[str, ...] = ()
+    known_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +297,7 @@ class Replay:
     runtime: str
     domain: str
     same_weights: bool
+    both_ways: bool = False
 
     @property
     def passed(self) -> bool:
@@ -297,7 +305,6 @@ class Replay:
         return self.replayed[-1] > self.eps
 
     @property
-    both_ways: bool = False
     def refuted_below(self) -> int | None:
         """The depth below which no k holds, as replayed; None where none is refuted."""
         wrong = [k for k, gap in zip(self.depths, self.replayed, strict=True) if gap > self.eps]

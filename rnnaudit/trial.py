@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rnnaudit import runtime
+from rnnaudit.cells import run_stack
 from rnnaudit.data import Data
 from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.estimators import Witness
 from rnnaudit.examine import Examination, Progress
 from rnnaudit.model import Model
 from rnnaudit.planning import TRIES
@@ -22,7 +26,7 @@ from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification import verify
 from rnnaudit.verification.calls import Manner, buffers
-from rnnaudit.verification.inputs import Box, Feed, probe_feeds
+from rnnaudit.verification.inputs import Feed, probe_feeds
 from rnnaudit.verification.judge import Tried
 from rnnaudit.verification.slots import of_graph, of_port
 
@@ -73,7 +77,7 @@ def first_to_pass(
         if progress is not None:
             progress("verifying" if number == 0 else "verifying a deeper truncation", 0.0)
         forms = export.choose(model, plan.depths, shape, found.seen.lengths)
-        metadata = plan.metadata(settings.eps)
+        metadata = {**plan.metadata(settings.eps), **_beside(found, plan, forms)}
         graph = export.truncate_graph(
             model,
             plan.depths,
@@ -89,21 +93,48 @@ def first_to_pass(
             eps=settings.eps,
             depths=plan.depths,
             data=data,
-            # Fresh inputs, as the depth was chosen on those of the audit's own seed; and the same
-            # for every plan, so that a deeper one is held to what a shallower one failed.
-            seed=settings.seed + 1,
+            # The same for every plan, so that a deeper one is held to what a shallower one failed.
+            seed=settings.seed,
             time_budget=settings.time_budget,
-            box=_proved_box(found) if plan.evidence == "proved" else None,
         )
         if judged.passed:
             break
     return Trial(plan, forms, graph, file, judged)
 
 
-def _proved_box(found: Examination) -> Box:
-    """Return the box of the first stack's inputs that proofs cover."""
-    low, high = found.domains[0].box(found.stacks[0].stack.input_size)
-    return low.numpy(), high.numpy()
+def _beside(found: Examination, plan: Plan, forms: Mapping[str, Form]) -> Mapping[str, str]:
+    """Return what the written model says of the inputs for which its depth holds, or does not."""
+    said = {}
+    if plan.evidence == "proved":
+        low, high = found.domains[0].box(found.stacks[0].stack.input_size)
+        said["domain"] = json.dumps([low.tolist(), high.tolist()])
+    error = _known_error(found, plan, forms) if found.model.direct else 0.0
+    if error > found.settings.eps:
+        said["known_error"] = repr(error)
+    return said
+
+
+def _known_error(found: Examination, plan: Plan, forms: Mapping[str, Form]) -> float:
+    """Return how far the plan errs, in float64, on inputs that the searches found; 0 without any.
+
+    Both orders of time are tried, as a witness tells the order in which it is read.
+    """
+    worst = 0.0
+    for each in found.stacks:
+        best = None if each.refutation is None else each.refutation.best(found.settings.eps)
+        if best is None:
+            continue
+        read = torch.cat([best.prefix, best.inputs]) if isinstance(best, Witness) else best.inputs
+        x = torch.stack([read, read.flip(0)])
+        blocks = {
+            r.label: forms[layer.recurrences[0].label].block
+            for layer in each.stack.layers
+            for r in layer.recurrences
+            if r.label in plan.depths
+        }
+        gap = run_stack(each.stack, x, plan.depths, blocks) - run_stack(each.stack, x)
+        worst = max(worst, float(gap.abs().max()))
+    return worst
 
 
 def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int) -> Export:

@@ -237,6 +237,17 @@ def test_quiet_prints_the_verdict_only_and_verbose_everything(api, capsys):
     assert "onnxruntime 1.32.0" in run(capsys, "inspect", "m.pt", "--verbose")[1]
 
 
+@pytest.mark.parametrize("command", [("truncate", "m.pt"), ("verify", "m.pt", "m.onnx")])
+def test_quiet_still_says_what_was_not_compared(command, api, capsys):
+    left = ("3 inputs by the time budget of 1 s", "1 of 9 sequences of the data beyond 9 steps")
+    judged = replace(by_hand.PASS, left_out=left)
+    api.answers[command[0]] = replace(api.answers[command[0]], equivalence=judged)
+    code, out, err = run(capsys, *command, "--quiet")
+    assert (code, err) == (0, f"left out of the comparison: {'; '.join(left)}\n")
+    assert out.startswith("verify:  PASS")
+    assert run(capsys, *command)[2] == ""
+
+
 # ---------------------------------------------------------------------------- wrong options
 
 

@@ -1,5 +1,7 @@
 """What a report must never do: prove too much, count twice, pass what it did not run."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -9,6 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rnnaudit import api
 from rnnaudit.data import Data
+from rnnaudit.reports import wording
+from rnnaudit.reports.numbers import near
+from rnnaudit.runtime import describe
 
 F32 = np.float32
 
@@ -206,8 +211,44 @@ def test_a_model_that_never_forgets_is_refuted_and_its_truncation_says_so(tmp_pa
     full = run(None, {"X": np.concatenate([prefix, inputs])[:, None]})[0]
     cut = run(None, {"X": inputs[:, None]})[0]
     assert np.abs(full[-1] - cut[-1]).max() > 1e-3
+    # Other inputs are forgotten, so that a model can pass on them: both are said.
     written = api.truncate(path, tmp_path / "cut.onnx")
-    assert "RA305" in {f.id for f in written.findings}
+    (told,) = [f.message for f in written.findings if f.id == "RA305"]
+    error = written.equivalence.known_error
+    assert error > 1.9  # tanh holds ±0.96
+    assert told == (
+        f"an input in the domain is known that needs k ≥ 257: on it the written model errs by "
+        f"{near(error)}; those that were compared are others, and pass"
+    )
+    assert str(wording.judgement(written.equivalence)).endswith(
+        f"on {written.equivalence.inputs_tried} inputs, but {near(error)} on a known one (RA305)"
+    )
+    stored = describe(tmp_path / "cut.onnx").metadata
+    assert float(stored["rnnaudit.known_error"]) == error
+    cut = onnxruntime.InferenceSession(tmp_path / "cut.onnx", providers=["CPUExecutionProvider"])
+    x = np.concatenate([prefix, inputs])[:, None]
+    errors = np.abs(cut.run(None, {"X": x})[0] - run(None, {"X": x})[0])
+    assert errors.max() == pytest.approx(error, abs=1e-5)
+    # Verified again, alone, it is told the same; for an ε that it keeps there, nothing.
+    again = api.verify(path, tmp_path / "cut.onnx")
+    assert again.equivalence.known_error == error
+    assert [f.id for f in again.findings] == ["RA305"]
+    assert api.verify(path, tmp_path / "cut.onnx", eps=2.0).equivalence.known_error is None
+
+
+@pytest.mark.parametrize("evidence", ["proved", "measured"])
+def test_truncate_and_verify_judge_by_one_rule(evidence, tmp_path):
+    path = elman_file(tmp_path / "rnn.pt", {"rnn": (0.5, [1.0, -0.5], 0.1)})
+    data = ones(n=30, length=60, width=2)
+    report = api.truncate(
+        path, tmp_path / "cut.onnx", data=data, evidence=evidence, eps=1e-2, seed=3
+    )
+    again = api.verify(path, tmp_path / "cut.onnx", data=data, eps=1e-2, seed=3)
+    first, second = (replace(r.equivalence, seconds=None) for r in (report, again))
+    assert first == second
+    assert first.passed
+    inside = first.reference.endswith("stay in the box for which the depth is proved")
+    assert inside == (evidence == "proved")
 
 
 def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(tmp_path):

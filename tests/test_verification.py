@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from rnnaudit.export import build, truncate_graph, write
 from rnnaudit.model import Activation, Layer, Model, Stack
 from rnnaudit.results import Location
 from rnnaudit.runtime import Interface, Port, describe
-from rnnaudit.verification import Tried, judge, originals, verify
-from rnnaudit.verification.inputs import arrange, feeds, lengths, ordered, sequences_of
+from rnnaudit.verification import Tried, inputs, judge, originals, verify
+from rnnaudit.verification.inputs import arrange, beyond, feeds, lengths, ordered, sequences_of
 from rnnaudit.verification.judge import round_up
 from rnnaudit.verification.originals import torch_outputs
 from rnnaudit.verification.slots import Slot, of_graph
@@ -218,6 +219,41 @@ def test_data_are_cut_to_the_lengths_and_also_run_whole():
         np.testing.assert_array_equal(
             long.values["x"][:, row], data.inputs[""][0][:4].astype(np.float32)
         )
+
+
+@pytest.mark.parametrize(
+    ("roles", "sizes"),
+    [
+        (("time", "batch", None), (None, None, 2)),
+        (("batch", "time", None), (None, 5, 2)),  # every sequence by its first five steps
+        (("batch", "time", None), (2, 5, 2)),
+    ],
+)
+def test_all_of_the_data_run_in_full_length(roles, sizes):
+    data = sequences(*range(5, 25))
+    made = [f for f in feeds([replace(X, roles=roles, sizes=sizes)], (1, 4), data, 0) if f.whole]
+    rows = [sequences_of(f.values["x"], roles) for f in made]
+    seen = {row.tobytes() for batch in rows for row in batch}
+    fixed = sizes[roles.index("time")]
+    wanted = [x[:fixed].astype(np.float32) for x in data.inputs[""]]
+    assert seen == {x.tobytes() for x in wanted}
+    assert beyond(made, data) == ()
+
+
+def test_sequences_beyond_the_budget_of_steps_are_counted_and_one_always_runs():
+    half = inputs.MOST_STEPS // 2
+    made = feeds([X], (1,), long_ones(half, half, 1), seed=0)
+    assert sum(f.cost for f in made if f.whole) <= inputs.MOST_STEPS
+    (said,) = beyond(made, long_ones(half, half, 1))
+    assert said == "1 of 3 sequences of the data beyond 50,000 steps"
+    endless = long_ones(2 * half + 1)
+    (only,) = [f for f in feeds([X], (1,), endless, seed=0) if f.whole]
+    assert only.cost == 2 * half + 1
+    assert beyond([only], endless) == ()
+
+
+def long_ones(*lengths_: int) -> Data:
+    return Data({"": tuple(np.zeros((t, 2), np.float32) for t in lengths_)}, "long.npz")
 
 
 def test_data_of_another_width_or_input_are_refused():
@@ -534,7 +570,14 @@ def test_a_budget_leaves_long_inputs_out_and_says_so(gru, tmp_path):
     result = verify(gru, path, eps=1.0, time_budget=1e-3)
     assert result.passed
     assert result.inputs_tried == 12
-    assert result.reference.endswith("; 12 inputs left out by the time budget of 0.001 s")
+    assert result.left_out == ("12 inputs by the time budget of 0.001 s",)
+
+
+def test_sequences_that_are_not_run_whole_are_told(gru, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "MOST_STEPS", 30)
+    data = sequences(20, 20, 20, width=3)
+    result = verify(gru, cut(gru, 60, tmp_path / "m.onnx"), eps=1.0, data=data)
+    assert result.left_out == ("2 of 3 sequences of the data beyond 30 steps",)
 
 
 def test_an_original_that_never_runs_is_an_error(tmp_path):
@@ -584,7 +627,7 @@ def test_inputs_that_the_original_refuses_are_left_out_and_counted(tmp_path):
     result = verify(model, squeezing(tmp_path / "b.onnx"), eps=1e-9)
     assert result.passed
     assert result.inputs_tried == 16  # batch 1; batch 3 cannot be squeezed
-    assert result.reference.endswith("; the original does not run on 16 inputs")
+    assert result.left_out == ("16 inputs on which the original does not run",)
 
 
 def test_weights_that_explode_do_not_pass(tmp_path):

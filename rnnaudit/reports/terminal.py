@@ -501,6 +501,7 @@ def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
     rows.append(("of which", list(sources)))
     if equivalence.reference:
         rows.append(("original", [_plain(equivalence.reference)]))
+    rows.append(("left out", [_plain(part) for part in equivalence.left_out]))
     for label, facts in rows:
         lines = flow(facts, width - 12)
         if lines:

@@ -315,7 +315,9 @@ def judgement(equivalence: Equivalence) -> Settled:
     verb = "is within" if equivalence.passed else "exceeds"
     tried = numbers.counted(equivalence.inputs_tried, "input")
     reason = f"; {numbers.clean(equivalence.reason)}" if equivalence.reason else ""
-    return Settled(word, f": the largest error {error} {verb} {eps} on {tried}{reason}")
+    known = equivalence.known_error
+    beyond = "" if known is None else f", but {numbers.near(known)} on a known one (RA305)"
+    return Settled(word, f": the largest error {error} {verb} {eps} on {tried}{beyond}{reason}")
 
 
 def state(outcome: Outcome) -> str:

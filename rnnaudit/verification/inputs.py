@@ -5,6 +5,7 @@ Lengths are those where a truncated model can go wrong: 1, k − 1, k, k + 1, 4k
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 from rnnaudit.data import UNNAMED, Data
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.estimators.probes import synthetic
+from rnnaudit.reports.numbers import counted
 from rnnaudit.verification.judge import Tried
 from rnnaudit.verification.slots import Role, Roles, Slot
 
@@ -37,20 +39,21 @@ LONG = (1024, 4096, 16384)
 FAR = 1000
 """Steps after which a state that drifts has gone somewhere, whatever the depth."""
 
-WHOLE_SEQUENCES = 8
-"""How many of the user's sequences are also run in full length."""
+MOST_STEPS = 50_000
+"""Steps of the user's sequences that are also run in full length; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
     """One run's arrays by graph-input name, and what is known of them.
 
-    ``own`` says that the sequences are the user's.
+    ``own`` says that the sequences are the user's, ``whole`` that they run in full length.
     """
 
     tried: Tried
     values: Mapping[str, Array]
     own: bool = False
+    whole: bool = False
 
     @property
     def cost(self) -> int:
@@ -185,25 +188,53 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def _from_data(
     slots: Sequence[Slot], sizes: Sequence[tuple[int, int]], data: Data, seed: int
 ) -> list[Feed]:
-    """Cut the user's sequences to the lengths wanted, and take some of them whole."""
+    """Cut the user's sequences to the lengths wanted, and take them whole."""
     owners = {_owner(slots, name, data): sequences for name, sequences in data.inputs.items()}
     made = []
-    order = np.random.default_rng([seed, 2**16]).permutation(data.count)
+    order = np.random.default_rng([seed, 2**16]).permutation(data.count).tolist()
     plans = [(n, t, [i for i in order if data.lengths[i] >= t][:n]) for n, t in sizes]
-    if len({t for _, t in sizes}) > 1 and all(slot.fixed("batch") in (None, 1) for slot in slots):
-        plans += [(1, data.lengths[i], [i]) for i in order[:WHOLE_SEQUENCES]]
+    plans = [plan for plan in plans if plan[2]]
+    cut = len(plans)
+    plans += _whole(slots, data, order)
     for number, (n, t, chosen) in enumerate(plans):
-        if not chosen:
-            continue
         rows = [chosen[i % len(chosen)] for i in range(n)]
         rng = np.random.default_rng([seed, number, len(SYNTHETIC)])
         values = {slot.name: _synthetic(slot, "normal", n, t, rng) for slot in slots}
         for slot, sequences in owners.items():
-            cut = np.stack([np.asarray(sequences[i])[:t] for i in rows])
-            values[slot.name] = arrange(cut, slot, data.source)
+            given = np.stack([np.asarray(sequences[i])[:t] for i in rows])
+            values[slot.name] = arrange(given, slot, data.source)
         which = f"sequence {rows[0]}" if n == 1 else f"sequences {', '.join(map(str, rows))}"
-        made.append(Feed(Tried(f"data {which}, {n}×{t}", n, t), values, own=True))
+        tried = Tried(f"data {which}, {n}×{t}", n, t)
+        made.append(Feed(tried, values, own=True, whole=number >= cut))
     return made
+
+
+def _whole(
+    slots: Sequence[Slot], data: Data, order: Sequence[int]
+) -> list[tuple[int, int, list[int]]]:
+    """Return batch, steps and sequences of each run of the data in full length, in this order.
+
+    Where the graph fixes the steps, a sequence's first ones are all of it that runs.
+    """
+    n = _chosen(slots, "batch", (1,))[0]
+    steps = [_chosen(slots, "time", (length,))[0] for length in data.lengths]
+    fitting = [i for i in order if data.lengths[i] >= steps[i]]
+    within = itertools.accumulate(steps[i] for i in fitting)
+    kept = [i for i, sum_ in zip(fitting, within, strict=True) if sum_ <= MOST_STEPS]
+    runs = []
+    for t in dict.fromkeys(steps[i] for i in kept or fitting[:1]):
+        alike = [i for i in kept or fitting[:1] if steps[i] == t]
+        runs += [(n, t, alike[first : first + n]) for first in range(0, len(alike), n)]
+    return runs
+
+
+def beyond(made: Sequence[Feed], data: Data | None) -> tuple[str, ...]:
+    """Say how many of the user's sequences none of these feeds runs in full length, if any."""
+    whole = sum(feed.tried.batch for feed in made if feed.whole)
+    if data is None or data.count <= whole:
+        return ()
+    all_ = counted(data.count, "sequence")
+    return (f"{data.count - whole} of {all_} of the data beyond {MOST_STEPS:,} steps",)
 
 
 def _owner(slots: Sequence[Slot], name: str, data: Data) -> Slot:

@@ -17,12 +17,16 @@ from rnnaudit import runtime
 from rnnaudit.data import Data
 from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.model import Model
+from rnnaudit.reports.numbers import counted
 from rnnaudit.results import Equivalence
-from rnnaudit.verification.inputs import Box, Feed, feeds, lengths
+from rnnaudit.verification.inputs import Box, Feed, beyond, feeds, lengths
 from rnnaudit.verification.judge import Tried, judge
 from rnnaudit.verification.originals import Answer, Cut, Graph, Original, Weights
 
 Array = np.ndarray[Any, Any]
+
+FRESH = 1
+"""Added to the seed, so that no input is one of those that an audit chose the depth on."""
 
 TIME_BUDGET = 60.0
 START = 1.5
@@ -46,12 +50,13 @@ def verify(
     data: Data | None = None,
     seed: int = 0,
     time_budget: float | None = None,
-    box: Box | None = None,
 ) -> Equivalence:
     """Run a candidate ONNX model beside the original and judge every output to ε.
 
     Inputs are lengths × batch sizes × sources (the user's data, normal, saturating), where
-    those axes are dynamic. The short ones always run; the long ones while the budget lasts.
+    those axes are dynamic, and the user's sequences whole. The short ones always run; the long
+    ones while the budget lasts. Where the candidate says that its depth is proved for inputs
+    in a box, synthetic ones stay inside it: the claim says nothing beyond.
 
     Args:
         original: The model as loaded.
@@ -59,10 +64,8 @@ def verify(
         eps: Largest error that passes, per output unit.
         depths: Depth by ``Recurrence.label``; what the candidate's metadata say without.
         data: The user's sequences.
-        seed: Of the synthetic inputs.
+        seed: Of the synthetic inputs, which are not those that an audit of this seed measures.
         time_budget: Seconds; 60 without.
-        box: Where synthetic inputs of recurrences must stay, per feature, because the claim
-            that is checked says nothing beyond it.
 
     Raises:
         UsageError: ``eps`` or the budget is not a positive number.
@@ -81,14 +84,19 @@ def verify(
     )
     traced = original.graph is None or any(slot.traced for slot in source.slots)
     wanted = lengths(cut.values(), blocks.values(), traced=traced)
+    box = _box(stored.get("rnnaudit.domain")) if cut else None
     boxes = {} if box is None else {s.name: box for s in source.slots if s.features == len(box[0])}
-    todo = feeds(source.slots, wanted, data, seed, boxes)
+    todo = feeds(source.slots, wanted, data, seed + FRESH, boxes)
     small = max(cut.values(), default=1) * sum(feed.cost for feed in todo) <= SMALL
     # A child takes a second to start, so that small work is done in one go.
     parts = 1 if small and budget >= ENOUGH else 2
     runs = _run(source, candidate, todo, started + budget, parts)
     seconds = time.perf_counter() - started
-    reference = source.describe() + runs.note(budget)
+    inside = "; synthetic inputs stay in the box for which the depth is proved" if boxes else ""
+    reference = source.describe() + inside
+    left_out = (*beyond(todo, data), *runs.left_out_by(budget))
+    known = _number(stored.get("rnnaudit.known_error"))
+    known_error = known if cut and known is not None and known > eps else None
     reason = runs.error or source.fault()
     if reason:
         return Equivalence(
@@ -104,6 +112,8 @@ def verify(
             reference=reference,
             seconds=seconds,
             reason=reason,
+            left_out=left_out,
+            known_error=known_error,
         )
     judged = judge([a.outputs for a in runs.answers], runs.outputs, eps, runs.tried)
     return Equivalence(
@@ -121,6 +131,8 @@ def verify(
         reference=reference,
         seconds=seconds,
         reason=judged.reason,
+        left_out=left_out,
+        known_error=known_error,
     )
 
 
@@ -136,6 +148,24 @@ def _sizes(text: str | None) -> Mapping[str, int]:
         return {str(label): int(size) for label, size in json.loads(text or "{}").items()}
     except (ValueError, AttributeError, TypeError):
         return {}
+
+
+def _box(text: str | None) -> Box | None:
+    """Read the box of inputs for which the depths are proved; None where there is none."""
+    try:
+        low, high = (np.array(end, np.float64) for end in json.loads(text or "null"))
+    except (ValueError, TypeError):
+        return None
+    fits = low.ndim == 1 and low.shape == high.shape and bool((low <= high).all())
+    return (low, high) if fits and bool(np.isfinite([low, high]).all()) else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _known(original: Model, depths: Mapping[str, int]) -> Mapping[str, int]:
@@ -155,14 +185,15 @@ class _Runs:
     refused: int = 0
     left_out: int = 0
 
-    def note(self, budget: float) -> str:
+    def left_out_by(self, budget: float) -> tuple[str, ...]:
         """Say which inputs were not compared."""
         parts = []
         if self.refused:
-            parts.append(f"the original does not run on {self.refused} inputs")
+            parts.append(f"{counted(self.refused, 'input')} on which the original does not run")
         if self.left_out:
-            parts.append(f"{self.left_out} inputs left out by the time budget of {budget:g} s")
-        return "".join(f"; {part}" for part in parts)
+            late = counted(self.left_out, "input")
+            parts.append(f"{late} by the time budget of {budget:g} s")
+        return tuple(parts)
 
 
 def _run(
@@ -170,9 +201,10 @@ def _run(
 ) -> _Runs:
     """Run the cheapest part of the inputs, then as many of the rest as the time left allows."""
     runs, rest = _Runs(), list(todo)
-    chunk = rest[: math.ceil(len(rest) / parts)]
+    must = sum(not feed.whole for feed in todo)
+    chunk = rest if parts == 1 else rest[: math.ceil(must / parts)]
     while chunk and not runs.error:
-        del rest[: len(chunk)]
+        rest = rest[len(chunk) :]
         begun = time.perf_counter()
         _both(source, candidate, chunk, runs)
         now = time.perf_counter()
