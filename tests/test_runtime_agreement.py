@@ -243,19 +243,25 @@ def scan(kind: str, *, backwards: bool = False) -> onnx.ModelProto:
     return model([node], [info("X", ["T", "N", INPUTS]), *edge(kind)], of_steps(kind), stored(kind))
 
 
-def loop(kind: str, *, backwards: bool = False) -> onnx.ModelProto:
+def loop(kind: str, *, backwards: bool = False, batch_first: bool = False) -> onnx.ModelProto:
     count = [info("step", [], INT64), info("go", [], BOOL)]
     first, where = [op("Identity", "go", "more")], "step"
     if backwards:
         first, where = [*first, op("Sub", "last step", "t")], "t"
-    first.append(op("Gather", f"X {where}", "x_t", axis=0))
+    if batch_first:  # x[:, t], as PyTorch writes it
+        first.append(op("Slice", "X from to rows", "all"))
+        first.append(op("Gather", f"all {where}", "x_t", axis=1))
+    else:
+        first.append(op("Gather", f"X {where}", "x_t", axis=0))
     more = (first, count, [info("more", [], BOOL)])
     body = body_of(kind, more, "x_t", last=np.array(STEPS - 1))
     node = op(
         "Loop", " ".join(["trips yes", *starts(kind)]), outputs_of(kind), name="loop", body=body
     )
     constants = {**stored(kind), "trips": np.array(STEPS), "yes": np.array(True)}
-    return model([node], [info("X", ["T", "N", INPUTS]), *edge(kind)], of_steps(kind), constants)
+    constants |= {"from": np.array([0]), "to": np.array([2**63 - 1]), "rows": np.array([0])}
+    X = info("X", ["N", "T", INPUTS] if batch_first else ["T", "N", INPUTS])
+    return model([node], [X, *edge(kind)], of_steps(kind), constants)
 
 
 def function(kind: str) -> onnx.ModelProto:
@@ -312,6 +318,7 @@ WRITINGS = {
     "Scan backwards": lambda kind: scan(kind, backwards=True),
     "Loop": loop,
     "Loop backwards": lambda kind: loop(kind, backwards=True),
+    "Loop, batch first": lambda kind: loop(kind, batch_first=True),
     "function": function,
     "one step per call": one_step,
     "unrolled": unrolled,
@@ -342,7 +349,8 @@ def test_a_cell_written_in_operators_takes_the_same_50_steps(tmp_path, writing, 
             rows.append(np.concatenate(after, axis=-1))
         came = np.stack(rows)
     else:
-        out = run(X=x, **({} if writing == "unrolled" else given))
+        X = x.swapaxes(0, 1) if "batch first" in writing else x
+        out = run(X=X, **({} if writing == "unrolled" else given))
         came = np.concatenate([out[name] for name in "YC"[: len(given)]], axis=-1)
     if writing == "Scan backwards":  # its outputs are aligned with what it reads
         came = came[::-1]

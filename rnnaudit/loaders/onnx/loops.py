@@ -50,6 +50,9 @@ from rnnaudit.results import Finding
 LOOPS = frozenset({"Loop", "Scan"})
 
 _COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
+_DEEPEST = 24
+"""Operators that are followed to see how an index counts; each may double the work."""
+
 _SCALES = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
 
 
@@ -331,7 +334,9 @@ class _Walk:
     def _numbers(self, value: ir.Value) -> bool:
         """Whether the entries of a sequence are the numbers of the steps."""
         stored, node = self.known.constant(value), value.producer()
-        while node is not None and node.op_type in _SCALES and node.inputs[0] is not None:
+        for _ in range(_DEEPEST):  # a graph may bite its tail
+            if node is None or node.op_type not in _SCALES or node.inputs[0] is None:
+                break
             node = node.inputs[0].producer()
         ranged = node is not None and node.op_type == "Range"
         if stored is None or stored.dtype.kind not in "iu" or stored.size < 2:
@@ -367,11 +372,21 @@ class _Walk:
 
     def _outside(self, value: ir.Value) -> ir.Value | None:
         """Return the value outside the body that this one always is."""
-        value = resolved(value)
-        value = resolved(self.fixed[value]) if value in self.fixed else value
+        value = self._uncut(resolved(value))
+        value = self._uncut(resolved(self.fixed[value])) if value in self.fixed else value
         node = value.producer()
         inner = node.graph is self.loop.body if node is not None else False
         return None if inner or value in self.loop.body.inputs else value
+
+    def _uncut(self, value: ir.Value) -> ir.Value:
+        """Return the value that this one is, where operators that move entries left all in place.
+
+        PyTorch writes ``x[:, t]`` as a Slice of all rows and a Gather.
+        """
+        layout = self.known.layout(value)
+        whole = None if layout is None else self.known.layout(layout.origin)
+        same = layout is not None and whole is not None and layout.axes == whole.axes
+        return layout.origin if layout is not None and same else value
 
     def _counted(self) -> list[Source]:
         """Return what the steps pick out of values by their number."""
@@ -404,7 +419,7 @@ class _Walk:
             raise Refused("it cuts entries out of a sequence along several axes")
         return int(axes.reshape(-1)[0]), True
 
-    def _slope(self, value: ir.Value) -> int | None:
+    def _slope(self, value: ir.Value, depth: int = 0) -> int | None:
         """Return by how much a whole number grows with each step; None where that is unknown."""
         value = resolved(value)
         if value in self.counters:
@@ -414,15 +429,17 @@ class _Walk:
             return 0
         if self.known.constant(value) is not None:
             return 0
+        if depth > _DEEPEST:
+            return None
         if node.op_type in {"Add", "Sub"}:
-            a, b = (self._slope(v) if v is not None else None for v in node.inputs)
+            a, b = (self._slope(v, depth + 1) if v is not None else None for v in node.inputs)
             if a is None or b is None:
                 return None
             return a + b if node.op_type == "Add" else a - b
         source = node.inputs[0]
         if source is None or node.op_type not in _SCALES | {"Neg"}:
             return None
-        slope = self._slope(source)
+        slope = self._slope(source, depth + 1)
         return -slope if slope is not None and node.op_type == "Neg" else slope
 
     def _pace(self, counter: ir.Value) -> int | None:
