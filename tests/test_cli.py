@@ -16,7 +16,7 @@ import pytest
 from rich.cells import cell_len
 
 import rnnaudit
-from rnnaudit.cli import app, config, options
+from rnnaudit.cli import app, choices, config
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.reports import RENDERERS, JsonRenderer
 from rnnaudit.reports.json import schema
@@ -287,7 +287,8 @@ def test_quiet_still_says_what_was_not_compared(command, api, capsys):
             ["truncate", "a", "--evidence", "hope"],
             "--evidence must be one of proved, measured, got 'hope'; see rnnaudit truncate --help",
         ),
-        (["verify", "a"], "wanted ORIGINAL and CANDIDATE, got one model; name both"),
+        (["verify", "a"], "wanted ORIGINAL and CANDIDATE, got one of them; name both"),
+        (["check", "a"], "wanted CERT and MODEL, got one of them; name both"),
     ],
 )
 def test_wrong_options_are_one_line_and_exit_2(api, capsys, arguments, words):
@@ -358,6 +359,18 @@ def test_a_configured_model_is_the_original_of_verify(api, capsys):
     assert run(capsys, "verify", "a.pt", "b.onnx")[0] == 0
     assert [models for _, models, _ in api.calls] == [("m.pt", "out.onnx"), ("a.pt", "b.onnx")]
     assert run(capsys, "verify")[0] == 2
+
+
+def test_a_lone_argument_of_check_is_the_model_of_a_configured_proof(api, capsys):
+    write("rnnaudit.toml", '[check]\ncertificate = "m.proof.json"\n')
+    assert run(capsys, "check", "m.pt")[0] == 0
+    assert run(capsys, "check", "n.proof.json", "n.pt")[0] == 0
+    assert [models for _, models, _ in api.calls] == [
+        (Path("m.proof.json"), "m.pt"),
+        (Path("n.proof.json"), "n.pt"),
+    ]
+    code, _, err = run(capsys, "check")
+    assert (code, err.count("wanted CERT and MODEL, got one of them; name both")) == (2, 1)
 
 
 def test_rnnaudit_toml_comes_before_pyproject(api, capsys):
@@ -491,7 +504,7 @@ def test_the_version_is_the_packages(capsys):
 
 
 def test_every_format_has_a_renderer():
-    assert [form.value for form in options.Format] == [renderer.name for renderer in RENDERERS]
+    assert [form.value for form in choices.Format] == [renderer.name for renderer in RENDERERS]
 
 
 def test_help_imports_nothing_slow():
@@ -537,7 +550,7 @@ for _ in range(20):
 REPORTING = """
 import sys
 from rnnaudit.cli.output import emit
-from rnnaudit.cli.options import Format
+from rnnaudit.cli.choices import Format
 from tests import reports_by_hand
 emit(reports_by_hand.STABLE, Format(sys.argv[1]), quiet=False, verbose=False)
 """

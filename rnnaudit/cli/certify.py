@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from rnnaudit.cli import inputs, options, output
+from rnnaudit.cli import choices, inputs, options, output
 
 EXAMPLES = """Examples:
 
@@ -19,9 +19,9 @@ EXAMPLES = """Examples:
 
 def certify(  # noqa: PLR0917 (each parameter is an option)
     model: options.Model,
-    output_file: options.Certificate = None,
+    output_file: options.ProofOutput = None,
     eps: options.Eps = 1e-3,
-    norm: options.ErrorNorm = options.Norm.MAX,
+    norm: options.Norm = choices.Norm.MAX,
     layer: options.Layer = None,
     data: options.Data = None,
     time_axis: options.TimeAxis = None,
@@ -29,7 +29,7 @@ def certify(  # noqa: PLR0917 (each parameter is an option)
     input_range: options.InputRange = None,
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
-    form: options.ProofFormat = options.ProofForm.TEXT,
+    form: options.ProofFormat = choices.ProofFormat.TEXT,
     quiet: options.Quiet = False,
 ) -> None:
     """Prove λ and k for every input of the domain, and write the proof to a file.
@@ -37,7 +37,7 @@ def certify(  # noqa: PLR0917 (each parameter is an option)
     The file is checked before it is written; `rnnaudit check` does so again, with none of
     the search. Exits with 1 where nothing was proved: then nothing is written.
     """
-    with output.refusals(options.Format(form), model):
+    with output.refusals(choices.Format(form), model):
         written = output_file or f"{Path(model).stem}.proof.json"
         output.check_writable(written, model, data)
         bounds = inputs.bounds(input_range)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rnnaudit.cli import audits, options, output
+from rnnaudit.cli import audits, choices, options, output
 from rnnaudit.errors import RnnauditError, UsageError
 from rnnaudit.results import Outcome, Refusal, Report
 
@@ -41,15 +41,15 @@ def gate(  # noqa: PLR0917 (each parameter is an option)
     max_lambda: options.MaxLambda = None,
     max_lambda_found: options.MaxLambdaFound = None,
     max_depth: options.GateDepth = None,
-    evidence: options.Weakest = options.GateEvidence.PROVED,
+    evidence: options.GateEvidence = choices.GateEvidence.PROVED,
     max_exceed: options.MaxExceed = None,
-    fail_on: options.FailOn = options.FailsOn.ERROR,
+    fail_on: options.FailOn = choices.FailOn.ERROR,
     allow_skipped: options.AllowSkipped = False,
     allow: options.Allow = None,
     baseline: options.Baseline = None,
     tolerance: options.Tolerance = 0.05,
     eps: options.Eps = 1e-3,
-    norm: options.ErrorNorm = options.Norm.MAX,
+    norm: options.Norm = choices.Norm.MAX,
     layer: options.Layer = None,
     data: options.Data = None,
     time_axis: options.TimeAxis = None,
@@ -60,7 +60,7 @@ def gate(  # noqa: PLR0917 (each parameter is an option)
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
     cached: options.Cached = True,
-    form: options.OutputFormat = options.Format.TEXT,
+    form: options.Format = choices.Format.TEXT,
     output_file: options.ReportFile = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -100,7 +100,7 @@ def gate(  # noqa: PLR0917 (each parameter is an option)
         confidence=confidence,
         seed=seed,
         time_budget=time_budget,
-        pictures=form is options.Format.HTML,
+        pictures=form is choices.Format.HTML,
     )
     outcomes: list[Outcome] = []
     with output.progress(quiet=quiet) as progress:
@@ -121,14 +121,14 @@ def _expanded(model: str) -> list[str]:
 
 
 def _required(
-    require: options.Requires | None, evidence: options.GateEvidence, baseline: str | None
+    require: choices.Require | None, evidence: choices.GateEvidence, baseline: str | None
 ) -> Require:
     """Return the verdict that is wanted: what weaker evidence or a baseline leaves open is open."""
     if require is not None:
         return require.value
     if baseline is not None:
         return "any"
-    return "stable" if evidence is options.GateEvidence.PROVED else "not-unstable"
+    return "stable" if evidence is choices.GateEvidence.PROVED else "not-unstable"
 
 
 def _allowance(text: str) -> Allowance:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from rnnaudit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +36,24 @@ def named(model: str | None, factory: str | None, command: str) -> str:
     if model is None and factory is None:
         raise UsageError("Missing argument 'MODEL'", help=f"see rnnaudit {command} --help")
     return model or factory or ""
+
+
+def before_lone(context: typer.Context, first: str, wanted: str) -> str:
+    """Return the first of two arguments where a configuration names it and one was given.
+
+    Args:
+        context: Of a command whose lone argument the parser took for its ``first``.
+        first: The parameter's name.
+        wanted: Both arguments, for people.
+
+    Raises:
+        UsageError: No configuration names it, so that one argument is one too few.
+    """
+    configured = (context.default_map or {}).get(first)
+    source = context.get_parameter_source(first)
+    if configured is None or source is None or source.name != "COMMANDLINE":
+        raise UsageError(f"wanted {wanted}, got one of them", help="name both")
+    return str(configured)
 
 
 def model(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rnnaudit.cli import audits, inputs, options, output
+from rnnaudit.cli import audits, choices, inputs, options, output
 
 EXAMPLES = """Examples:
 
@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
 def inspect(  # noqa: PLR0917 (each parameter is an option)
     model: options.MaybeModel = None,
     eps: options.Eps = 1e-3,
-    norm: options.ErrorNorm = options.Norm.MAX,
+    norm: options.Norm = choices.Norm.MAX,
     layer: options.Layer = None,
     witness: options.Witness = None,
     data: options.Data = None,
@@ -34,7 +34,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
     cached: options.Cached = True,
-    form: options.OutputFormat = options.Format.TEXT,
+    form: options.Format = choices.Format.TEXT,
     output_file: options.ReportFile = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -59,7 +59,7 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
             exceed=exceed,
             seed=seed,
             time_budget=time_budget,
-            pictures=form is options.Format.HTML,
+            pictures=form is choices.Format.HTML,
         )
         with output.progress(quiet=quiet) as progress:
             report = audits.find(

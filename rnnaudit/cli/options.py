@@ -2,137 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rnnaudit.cli import completion
-from rnnaudit.errors import UsageError
-
-
-class Format(StrEnum):
-    """The form of a report, one for each renderer."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    JUNIT = "junit"
-    SARIF = "sarif"
-    HTML = "html"
-
-
-class ProofForm(StrEnum):
-    """The form in which a proof file is reported."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class Norm(StrEnum):
-    """How the error over output units is counted."""
-
-    MAX = "max"
-    TWO = "2"
-
-
-class Form(StrEnum):
-    """How a truncated layer is written."""
-
-    AUTO = "auto"
-    WINDOW = "window"
-    CHUNK = "chunk"
-    LAST = "last"
-    FILTER = "filter"
-
-
-class Evidence(StrEnum):
-    """The weakest evidence that a depth may rest on."""
-
-    PROVED = "proved"
-    MEASURED = "measured"
-
-
-class Requires(StrEnum):
-    """The verdict that a gate asks for."""
-
-    STABLE = "stable"
-    NOT_UNSTABLE = "not-unstable"
-    ANY = "any"
-
-
-class GateEvidence(StrEnum):
-    """The weakest evidence on which a gate accepts a depth."""
-
-    PROVED = "proved"
-    MEASURED = "measured"
-    ANY = "any"
-
-
-class FailsOn(StrEnum):
-    """The mildest findings that fail a gate."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-    NEVER = "never"
-
-
-def _flag(param: Any) -> str:
-    return str(param.opts[0])
-
-
-def _positive(param: typer.CallbackParam, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{_flag(param)} must be a finite number above 0, got {value:g}")
-    return value
-
-
-def _share(param: typer.CallbackParam, value: float) -> float:
-    if not 0 < value < 1:
-        raise UsageError(f"{_flag(param)} must lie between 0 and 1, got {value:g}")
-    return value
-
-
-def _maybe_share(param: typer.CallbackParam, value: float | None) -> float | None:
-    return None if value is None else _share(param, value)
-
-
-def _seed(param: typer.CallbackParam, value: int) -> int:
-    if not 0 <= value < 2**63:
-        raise UsageError(f"{_flag(param)} must be from 0 to 2⁶³ − 1, got {value}")
-    return value
-
-
-def _counting(param: typer.CallbackParam, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise UsageError(f"{_flag(param)} must be at least 1, got {value}")
-    return value
-
-
-def _limit(param: typer.CallbackParam, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{_flag(param)} must be a finite number, 0 or more, got {value:g}")
-    return value
-
-
-def _part(param: typer.CallbackParam, value: float | None) -> float | None:
-    return value if value is None else _share(param, value)
-
-
-def _here(value: str | None) -> str | None:
-    """Name a path relative to the working folder where it lies inside it."""
-    folder = Path.cwd()
-    if value is None or not Path(value).is_relative_to(folder):
-        return value
-    return Path(value).relative_to(folder).as_posix()
-
-
-def _all_here(values: list[str]) -> list[str]:
-    return [_here(value) or value for value in values]
-
+from rnnaudit.cli import choices, completion, values
 
 _DATA, _RUN, _OUT, _POLICY = "Inputs", "Run", "Output", "Policy"
 
@@ -140,10 +14,10 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A PyTorch state_dict or an ONNX model.",
+        help="A PyTorch or ONNX model.",
         show_default=False,
         autocompletion=completion.models,
-        callback=_here,
+        callback=values.path,
     ),
 ]
 MaybeModel = Annotated[
@@ -153,7 +27,7 @@ MaybeModel = Annotated[
         help="A PyTorch or ONNX model; with --factory, the weights to load into it.",
         show_default=False,
         autocompletion=completion.models,
-        callback=_here,
+        callback=values.path,
     ),
 ]
 Factory = Annotated[
@@ -178,7 +52,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         metavar="FILE",
-        callback=_here,
+        callback=values.path,
         help="Values (.npz, .safetensors) of weights that are graph inputs, by name.",
         rich_help_panel=_DATA,
     ),
@@ -190,7 +64,7 @@ Original = Annotated[
         help="The model to agree with.",
         show_default=False,
         autocompletion=completion.models,
-        callback=_here,
+        callback=values.path,
     ),
 ]
 Candidate = Annotated[
@@ -200,7 +74,7 @@ Candidate = Annotated[
         help="The ONNX model to judge.",
         show_default=False,
         autocompletion=completion.models,
-        callback=_here,
+        callback=values.path,
     ),
 ]
 ProofPath = Annotated[
@@ -209,11 +83,11 @@ ProofPath = Annotated[
         metavar="CERT", help="A file that `rnnaudit certify` wrote.", show_default=False
     ),
 ]
-Proved = Annotated[
+CheckedModel = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="The model that it speaks of.", show_default=False),
 ]
-Certificate = Annotated[
+ProofOutput = Annotated[
     str | None,
     typer.Option(
         "--output",
@@ -224,23 +98,24 @@ Certificate = Annotated[
     ),
 ]
 ProofFormat = Annotated[
-    ProofForm, typer.Option("--format", help="Form of the report.", rich_help_panel=_OUT)
+    choices.ProofFormat, typer.Option("--format", help="Form of the report.", rich_help_panel=_OUT)
 ]
 Eps = Annotated[
     float,
     typer.Option(
-        "--eps", metavar="E", callback=_positive, help="Wanted accuracy of each output unit."
+        "--eps", metavar="E", callback=values.positive, help="Wanted accuracy of each output unit."
     ),
 ]
-ErrorNorm = Annotated[
-    Norm, typer.Option("--norm", help="Of an error over output units: the largest, or ‖·‖₂.")
+Norm = Annotated[
+    choices.Norm,
+    typer.Option("--norm", help="Of an error over output units: the largest, or ‖·‖₂."),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         "--data",
         metavar="PATH",
-        callback=_here,
+        callback=values.path,
         help="Sequences: .npy, .npz, .safetensors, .csv, .wav, a folder, or module:function.",
         rich_help_panel=_DATA,
     ),
@@ -267,7 +142,7 @@ StepSeconds = Annotated[
     typer.Option(
         "--step-seconds",
         metavar="S",
-        callback=_positive,
+        callback=values.positive,
         help="Length of a step, to show k as time.",
         rich_help_panel=_DATA,
     ),
@@ -296,7 +171,7 @@ Confidence = Annotated[
     typer.Option(
         "--confidence",
         metavar="P",
-        callback=_share,
+        callback=values.share,
         help="Confidence of statements about unseen sequences.",
         rich_help_panel=_RUN,
     ),
@@ -306,7 +181,7 @@ Exceed = Annotated[
     typer.Option(
         "--exceed",
         metavar="P",
-        callback=_maybe_share,
+        callback=values.share,
         help="Share of unseen sequences that may exceed ε at the measured k.",
         rich_help_panel=_RUN,
     ),
@@ -316,7 +191,7 @@ Seed = Annotated[
     typer.Option(
         "--seed",
         metavar="N",
-        callback=_seed,
+        callback=values.seed,
         help="Seed of everything random.",
         rich_help_panel=_RUN,
     ),
@@ -326,13 +201,13 @@ TimeBudget = Annotated[
     typer.Option(
         "--time-budget",
         metavar="S",
-        callback=_positive,
+        callback=values.positive,
         help="Seconds for the searches.",
         rich_help_panel=_RUN,
     ),
 ]
-OutputFormat = Annotated[
-    Format,
+Format = Annotated[
+    choices.Format,
     typer.Option("--format", help="Form of the report.", rich_help_panel=_OUT),
 ]
 ReportFile = Annotated[
@@ -377,15 +252,19 @@ Verbose = Annotated[
 Depth = Annotated[
     int | None,
     typer.Option(
-        "--depth", metavar="K", callback=_counting, help="Take this depth, whatever the evidence."
+        "--depth",
+        metavar="K",
+        callback=values.count,
+        help="Take this depth, whatever the evidence.",
     ),
 ]
 MaxDepth = Annotated[
     int,
-    typer.Option("--max-depth", metavar="K", callback=_counting, help="Largest depth to take."),
+    typer.Option("--max-depth", metavar="K", callback=values.count, help="Largest depth to take."),
 ]
-LayerForm = Annotated[
-    Form, typer.Option("--form", help="How the depth is written; auto takes what costs least.")
+Form = Annotated[
+    choices.Form,
+    typer.Option("--form", help="How the depth is written; auto takes what costs least."),
 ]
 KeepOps = Annotated[
     bool,
@@ -396,7 +275,7 @@ Steps = Annotated[
     typer.Option(
         "--steps",
         metavar="T",
-        callback=_counting,
+        callback=values.count,
         help="Length of the sequences to run; else that of the data.",
     ),
 ]
@@ -416,9 +295,9 @@ Opset = Annotated[
     int | None,
     typer.Option("--opset", metavar="N", help="Opset of the written model; else the source's."),
 ]
-Proof = Annotated[
-    Evidence | None,
-    typer.Option("--evidence", help="Refuse anything weaker; else the strongest there is."),
+Evidence = Annotated[
+    choices.Evidence | None,
+    typer.Option("--evidence", help="proved refuses anything weaker, measured passes proofs over."),
 ]
 Models = Annotated[
     list[str],
@@ -427,11 +306,11 @@ Models = Annotated[
         help="PyTorch or ONNX models, or patterns.",
         show_default=False,
         autocompletion=completion.models,
-        callback=_all_here,
+        callback=values.paths,
     ),
 ]
 Require = Annotated[
-    Requires | None,
+    choices.Require | None,
     typer.Option(
         "--require",
         help="The verdict to have.  \\[default: stable; not-unstable with weaker --evidence; "
@@ -444,7 +323,7 @@ MaxLambda = Annotated[
     typer.Option(
         "--max-lambda",
         metavar="L",
-        callback=_limit,
+        callback=values.limit,
         help="λ that every recurrence is proved to keep.",
         rich_help_panel=_POLICY,
     ),
@@ -454,7 +333,7 @@ MaxLambdaFound = Annotated[
     typer.Option(
         "--max-lambda-found",
         metavar="L",
-        callback=_limit,
+        callback=values.limit,
         help="‖J‖ above which nothing may be found.",
         rich_help_panel=_POLICY,
     ),
@@ -464,13 +343,13 @@ GateDepth = Annotated[
     typer.Option(
         "--max-depth",
         metavar="K",
-        callback=_counting,
+        callback=values.count,
         help="Largest k(ε) of the whole model.",
         rich_help_panel=_POLICY,
     ),
 ]
-Weakest = Annotated[
-    GateEvidence,
+GateEvidence = Annotated[
+    choices.GateEvidence,
     typer.Option(
         "--evidence",
         help="Weakest evidence for k: a proof, your data, or any inputs.",
@@ -482,13 +361,13 @@ MaxExceed = Annotated[
     typer.Option(
         "--max-exceed",
         metavar="P",
-        callback=_part,
+        callback=values.share,
         help="Share of sequences that may exceed ε at the measured k.",
         rich_help_panel=_POLICY,
     ),
 ]
 FailOn = Annotated[
-    FailsOn,
+    choices.FailOn,
     typer.Option("--fail-on", help="Findings that fail: these or worse.", rich_help_panel=_POLICY),
 ]
 AllowSkipped = Annotated[
@@ -522,7 +401,7 @@ Tolerance = Annotated[
     typer.Option(
         "--tolerance",
         metavar="P",
-        callback=_limit,
+        callback=values.limit,
         help="Share by which λ and k may grow beyond the baseline.",
         rich_help_panel=_POLICY,
     ),

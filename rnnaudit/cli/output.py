@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rnnaudit.cli.options import Format
+from rnnaudit.cli.choices import Format
 from rnnaudit.errors import RnnauditError, UsageError
 
 if TYPE_CHECKING:  # `--help` needs no report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rnnaudit.cli import audits, inputs, options, output
+from rnnaudit.cli import audits, choices, inputs, options, output
 
 EXAMPLES = """Examples:
 
@@ -17,7 +17,7 @@ def report(  # noqa: PLR0917 (each parameter is an option)
     model: options.MaybeModel = None,
     output_file: options.PageFile = None,
     eps: options.Eps = 1e-3,
-    norm: options.ErrorNorm = options.Norm.MAX,
+    norm: options.Norm = choices.Norm.MAX,
     layer: options.Layer = None,
     data: options.Data = None,
     factory: options.Factory = None,
@@ -38,7 +38,7 @@ def report(  # noqa: PLR0917 (each parameter is an option)
     Shows error against depth, growth over r steps, the Lyapunov spectrum, eigenvalues, gates
     over time, and the memory of each unit, with the numbers behind each.
     """
-    form = options.Format.HTML
+    form = choices.Format.HTML
     called = inputs.named(model, factory, "report")
     with output.refusals(form, called):
         written = output_file or f"{Path(called).stem}.report.html"
@@ -67,5 +67,5 @@ def report(  # noqa: PLR0917 (each parameter is an option)
         found = output.timed(found, step_seconds)
         output.emit(found, form, file=written, quiet=quiet, verbose=False)
         if not quiet:
-            output.emit(found, options.Format.TEXT, quiet=True, verbose=False)
+            output.emit(found, choices.Format.TEXT, quiet=True, verbose=False)
             output.write(f"wrote    {written}\n")

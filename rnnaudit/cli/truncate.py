@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from rnnaudit.cli import inputs, options, output
+from rnnaudit.cli import choices, inputs, options, output
 from rnnaudit.results import MAX_DEPTH
 
 EXAMPLES = """Examples:
@@ -23,10 +23,10 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     eps: options.Eps = 1e-3,
     output_file: options.ModelFile = None,
     depth: options.Depth = None,
-    evidence: options.Proof = None,
+    evidence: options.Evidence = None,
     max_depth: options.MaxDepth = MAX_DEPTH,
     layer: options.Layer = None,
-    layer_form: options.LayerForm = options.Form.AUTO,
+    layer_form: options.Form = choices.Form.AUTO,
     keep_ops: options.KeepOps = False,
     steps: options.Steps = None,
     streaming: options.Streaming = False,
@@ -44,7 +44,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
     exceed: options.Exceed = None,
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
-    form: options.OutputFormat = options.Format.TEXT,
+    form: options.Format = choices.Format.TEXT,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:

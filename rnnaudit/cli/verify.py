@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rnnaudit.cli import inputs, options, output
+from rnnaudit.cli import choices, inputs, options, output
 from rnnaudit.errors import UsageError
 
 EXAMPLES = """Examples:
@@ -31,7 +31,7 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
     batch_axis: options.BatchAxis = None,
     seed: options.Seed = 0,
     time_budget: options.TimeBudget = None,
-    form: options.OutputFormat = options.Format.TEXT,
+    form: options.Format = choices.Format.TEXT,
     output_file: options.ReportFile = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -47,7 +47,9 @@ def verify(  # noqa: PLR0917 (each parameter is an option)
     if witness is not None:
         _replay(original, candidate, witness, trust_pickle, form, output_file, quiet, verbose)
         return
-    original, candidate = _both(context, original, candidate)
+    if candidate is None:
+        wanted = "ORIGINAL and CANDIDATE"
+        original, candidate = inputs.before_lone(context, "original", wanted), original
     with output.refusals(form, original):
         output.check_writable(output_file, original, candidate, data)
         sequences = inputs.sequences(data, time_axis=time_axis, batch_axis=batch_axis)
@@ -73,7 +75,7 @@ def _replay(  # noqa: PLR0917 (what the command was called with)
     candidate: str | None,
     witness: str,
     trust_pickle: bool,
-    form: options.Format,
+    form: choices.Format,
     output_file: str | None,
     quiet: bool,
     verbose: bool,
@@ -91,14 +93,3 @@ def _replay(  # noqa: PLR0917 (what the command was called with)
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)
     if report.replay is None or not report.replay.passed:
         raise typer.Exit(1)
-
-
-def _both(context: typer.Context, original: str, candidate: str | None) -> tuple[str, str]:
-    """Take a lone argument as the candidate where the configuration names the original."""
-    if candidate is not None:
-        return original, candidate
-    configured = (context.default_map or {}).get("original")
-    source = context.get_parameter_source("original")
-    if configured is None or source is None or source.name != "COMMANDLINE":
-        raise UsageError("wanted ORIGINAL and CANDIDATE, got one model", help="name both")
-    return str(configured), original
