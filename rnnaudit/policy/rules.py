@@ -1,99 +1,33 @@
-"""A policy is judged on a report: each rule says what was wanted, what came and what to do."""
+"""The rules of a policy, each judged on one report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import date
-from itertools import groupby
-from typing import Literal
 
+from rnnaudit.policy.record import Allowance, FailOn, Policy, Weakest
 from rnnaudit.reports import numbers, wording
 from rnnaudit.results import (
     Depth,
     Finding,
-    Gate,
     MeasuredDepth,
     RecurrenceReport,
     Report,
     Rule,
-    Severity,
     Skipped,
-    Verdict,
 )
 
-Require = Literal["stable", "not-unstable", "any"]
-
-Weakest = Literal["proved", "measured", "any"]
-"""The weakest evidence that a depth may rest on: a proof, the user's data, any inputs."""
-
-FailOn = Severity | Literal["never"]
-
-_VERDICTS: tuple[Verdict, ...] = ("stable", "undecided", "unstable")
 _SEVERITIES: tuple[FailOn, ...] = ("note", "warning", "error", "never")
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """A finding that is accepted up to and including a day, and why."""
-
-    id: str
-    until: date
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What a model must keep to; as it stands, that all of it is proved stable.
-
-    Attributes:
-        require: The verdict that is wanted.
-        max_lambda: Largest λ that every recurrence is proved to stay below.
-        max_lambda_found: Largest ‖J‖ that may be found at any sampled state.
-        max_depth: Largest k(ε) of the whole model, on ``evidence`` or stronger.
-        evidence: The weakest evidence that a depth may rest on.
-        max_exceed: Largest share of sequences that may exceed ε at the measured depth.
-        fail_on: Findings of this severity or worse fail.
-        allow_skipped: Parts that could not be audited do not fail.
-        allow: Findings that are accepted.
-        tolerance: Share by which λ and k may grow beyond a baseline.
-    """
-
-    require: Require = "stable"
-    max_lambda: float | None = None
-    max_lambda_found: float | None = None
-    max_depth: int | None = None
-    evidence: Weakest = "proved"
-    max_exceed: float | None = None
-    fail_on: FailOn = "error"
-    allow_skipped: bool = False
-    allow: tuple[Allowance, ...] = ()
-    tolerance: float = 0.05
-
-
-def judge(
-    report: Report, policy: Policy, *, today: date, baseline: Sequence[Report] | None = None
-) -> Gate:
-    """Judge a report by every rule of a policy.
-
-    Args:
-        report: The audit.
-        policy: What it must keep to.
-        today: The day on which allowances are read.
-        baseline: Earlier reports, compared with where the path is the same; a baseline of
-            one report fits every path. None: nothing to compare with.
-    """
-    rules = [
-        *_verdict(report, policy),
-        *_lambda(report, policy),
-        *_depth(report, policy),
-        *_exceed(report, policy),
-        *_skipped(report, policy),
-        *_findings(report, policy, today),
-    ]
-    if baseline is not None:
-        rules += _against(report, _before(report, baseline), policy, today)
-    return Gate(tuple(rules))
+def rules(report: Report, policy: Policy, today: date) -> Iterator[Rule]:
+    """Judge a report by every rule that the policy sets."""
+    yield from _verdict(report, policy)
+    yield from _lambda(report, policy)
+    yield from _depth(report, policy)
+    yield from _exceed(report, policy)
+    yield from _skipped(report, policy)
+    yield from _findings(report, policy, today)
 
 
 # ------------------------------------------------------------------------------- verdict
@@ -272,7 +206,7 @@ def _shares(measured: MeasuredDepth | None, *, counts: bool) -> str:
 
 
 def _skipped(report: Report, policy: Policy) -> Iterator[Rule]:
-    parts = _parts(report)
+    parts = skipped_parts(report)
     yield Rule(
         "skipped",
         policy.allow_skipped or not parts,
@@ -284,14 +218,15 @@ def _skipped(report: Report, policy: Policy) -> Iterator[Rule]:
     )
 
 
-def _parts(report: Report) -> list[Skipped]:
+def skipped_parts(report: Report) -> list[Skipped]:
+    """Return what could not be audited, of the model and of its recurrences."""
     return [*report.skipped, *(part for r in report.recurrences for part in r.skipped)]
 
 
 def _findings(report: Report, policy: Policy, today: date) -> Iterator[Rule]:
     judged = []
     for group in wording.grouped(report.findings):
-        allowance = _allowance(group.finding, policy)
+        allowance = policy.allowance(group.finding)
         where = ", ".join(group.places)
         if allowance is not None:
             judged.append(_allowed(group.finding, where, allowance, today))
@@ -316,14 +251,8 @@ def _severe(finding: Finding, fail_on: FailOn) -> bool:
     return _SEVERITIES.index(finding.severity) >= _SEVERITIES.index(fail_on)
 
 
-def _allowance(finding: Finding, policy: Policy) -> Allowance | None:
-    """Return the allowance of a finding that lasts longest."""
-    matching = [a for a in policy.allow if a.id == finding.id]
-    return max(matching, key=lambda a: a.until, default=None)
-
-
 def _allowed(finding: Finding, where: str, allowance: Allowance, today: date) -> Rule:
-    holds = today <= allowance.until
+    holds = allowance.holds(today)
     state = "allowed" if holds else "the allowance has expired: it held"
     return Rule(
         f"finding {finding.id}",
@@ -346,161 +275,3 @@ def _failing(finding: Finding, where: str, wanted: str) -> Rule:
         f"{finding.help}; or accept it for a time: --allow {finding.id}:DATE:REASON",
         finding.id,
     )
-
-
-# ------------------------------------------------------------------------------ baseline
-
-
-def _before(report: Report, baseline: Sequence[Report]) -> Report | None:
-    same = [b for b in baseline if b.model.path == report.model.path]
-    if same or len(baseline) != 1:
-        return same[0] if same else None
-    return baseline[0]
-
-
-def _against(report: Report, before: Report | None, policy: Policy, today: date) -> Iterator[Rule]:
-    if before is None:
-        yield _regression(
-            "baseline", False, "this model in the baseline", "it is not there", report.model.path
-        )
-        return
-    yield _same_question(report, before)
-    yield _regression(
-        "baseline verdict",
-        _VERDICTS.index(report.verdict) <= _VERDICTS.index(before.verdict),
-        f"{before.verdict} or better, as in the baseline",
-        report.verdict,
-    )
-    yield from _structure(report, before)
-    yield from _growth(report, before, policy.tolerance)
-    yield from _news(report, before, policy, today)
-
-
-def _regression(rule: str, passed: bool, wanted: str, got: str, where: str = "") -> Rule:
-    help_ = "see what changed in the model; where it is meant, write the baseline again"
-    return Rule(rule, passed, wanted, got, where, help_, "RA235")
-
-
-def _same_question(report: Report, before: Report) -> Rule:
-    """Compare what was asked: numbers for another ε or other data say nothing of a change."""
-    asked = [
-        (name, was, now)
-        for name, was, now in (
-            ("ε", numbers.epsilon(before.eps), numbers.epsilon(report.eps)),
-            ("norm", before.norm, report.norm),
-            ("domain", before.domain, report.domain),
-            ("data", before.data, report.data),
-            ("scope", before.scope, report.scope),
-        )
-        if was != now
-    ]
-    return Rule(
-        "baseline settings",
-        not asked,
-        "; ".join(f"{name} = {was}" for name, was, _ in asked) or "as in the baseline",
-        "; ".join(f"{name} = {now}" for name, _, now in asked) or "as in the baseline",
-        "",
-        "give the options that the baseline was made with, or write the baseline again",
-        "RA235",
-    )
-
-
-def _structure(report: Report, before: Report) -> Iterator[Rule]:
-    was = {r.label: r for r in before.recurrences}
-    now = {r.label: r for r in report.recurrences}
-    changes = [f"{label} vanished" for label in was if label not in now]
-    changes += [f"{label} appeared" for label in now if label not in was]
-    changes += [
-        f"{label} was {wording.cell(was[label])} of {was[label].hidden_size} units"
-        for label, recurrence in now.items()
-        if label in was and _kind(recurrence) != _kind(was[label])
-    ]
-    skipped = {part.where for part in _parts(before)}
-    changes += [f"{p.where} is now skipped" for p in _parts(report) if p.where not in skipped]
-    wanted = f"the {numbers.counted(len(was), 'recurrence')} of the baseline"
-    yield _regression("baseline recurrences", not changes, wanted, "; ".join(changes) or "the same")
-
-
-def _kind(recurrence: RecurrenceReport) -> tuple[str, int, int]:
-    return recurrence.cell, recurrence.input_size, recurrence.hidden_size
-
-
-def _growth(report: Report, before: Report, tolerance: float) -> Iterator[Rule]:
-    was = {r.label: r for r in before.recurrences}
-    for recurrence in report.recurrences:
-        old = was.get(recurrence.label)
-        if old is not None and old.upper is not None:
-            yield _grown(
-                "λ proved",
-                old.upper.value,
-                None if recurrence.upper is None else recurrence.upper.value,
-                tolerance,
-                numbers.rate_up,
-                where=recurrence.label,
-                gone="no proof any more",
-            )
-    for what, read in _KINDS:
-        k = read(before.depth)
-        if k is not None:
-            yield _grown(
-                f"k {what}",
-                k,
-                read(report.depth),
-                tolerance,
-                lambda value: f"{value:.0f}",
-                gone="no such depth any more: " + wording.depths(report.depth),
-            )
-
-
-def _measured_k(depth: Depth) -> int | None:
-    return None if depth.measured is None else depth.measured.k
-
-
-_KINDS: tuple[tuple[str, Callable[[Depth], int | None]], ...] = (
-    ("proved", lambda depth: depth.proved),
-    ("measured", _measured_k),
-)
-
-
-def _grown(
-    what: str,
-    was: float,
-    now: float | None,
-    tolerance: float,
-    show: Callable[[float], str],
-    *,
-    gone: str,
-    where: str = "",
-) -> Rule:
-    margin = f" + {numbers.percent(tolerance)}" if tolerance else ""
-    return _regression(
-        f"baseline {what}",
-        now is not None and now <= was * (1 + tolerance),
-        f"{what} ≤ {show(was)}{margin}",
-        gone if now is None else show(now),
-        where,
-    )
-
-
-def _news(report: Report, before: Report, policy: Policy, today: date) -> Iterator[Rule]:
-    """Fail on findings that the baseline has not, unless they are notes or allowed."""
-    known = {(f.id, f.where) for f in before.findings}
-    fresh = [
-        f
-        for f in report.findings
-        if (f.id, f.where) not in known
-        and f.severity != "note"
-        and ((a := _allowance(f, policy)) is None or a.until < today)
-    ]
-    for id_, same in groupby(sorted(fresh, key=lambda f: f.id), key=lambda f: f.id):
-        each = list(same)
-        where = ", ".join(f.where for f in each if f.where)
-        yield Rule(
-            f"baseline {id_}",
-            False,
-            "no finding that the baseline has not",
-            each[0].message,
-            where,
-            f"{each[0].help}; or accept it for a time: --allow {id_}:DATE:REASON",
-            "RA235",
-        )
