@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -598,6 +601,102 @@ def test_a_state_that_changes_its_shape_is_refused(tmp_path):
     proto = scan_of([op("Add", "x h", "a"), op("Transpose", "a", "h_next")], {})
     (skipped,) = read(tmp_path, proto).skipped
     assert "the state h has shape [1, 4] before a step and [4, 1] after it" in skipped.reason
+
+
+SIZES = {
+    "negative": ([1, -4], "carries -4 and reads -4 in 2 axes"),
+    "negative twice": ([-4, -4], "carries 16 and reads 16 in 2 axes"),
+    "endless": ([1, 2**40], "carries 1,099,511,627,776 and reads 1,099,511,627,776 in 2 axes"),
+    "none": ([1, 0], "carries 0 and reads 0 in 2 axes"),
+    "of many axes": ([1] * 60, "carries 1 and reads 1 in 60 axes"),
+}
+
+
+@pytest.mark.parametrize("how", SIZES)
+@pytest.mark.parametrize("looped", [True, False])
+def test_absurd_sizes_of_a_state_are_refused_in_one_line(tmp_path, how, looped):
+    shape, reason = SIZES[how]
+    if looped:
+        proto = elementwise([op("Tanh", "h", "d")], shape)
+    else:
+        step = [op("Mul", "h half", "kept"), op("Add", "kept x", "h_next")]
+        ends = [info("h", shape), info("x", shape)], [info("h_next", shape)]
+        proto = model(step, *ends, {"half": np.array(0.5, np.float32)})
+    found = read(tmp_path, proto)
+    assert not list(found.recurrences())
+    (skipped,) = found.skipped
+    assert re.search(reason, skipped.reason), skipped.reason
+    assert "\n" not in skipped.reason
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [op("Identity", "b", "a"), op("Identity", "a", "b")],
+        [op("Add", "b x", "a"), op("Mul", "a h", "b")],
+        [op("Identity", "a", "a")],
+    ],
+)
+@pytest.mark.parametrize("looped", [True, False])
+def test_a_step_that_is_made_of_itself_is_refused(tmp_path, nodes, looped):
+    step = [*nodes, op("Sum", "x h a", "h_next")]
+    if looped:
+        proto = scan_of(step, {})
+    else:
+        ends = [info("h", ["N", 4]), info("x", ["N", 4])], [info("h_next", ["N", 4])]
+        proto = model(step, *ends)
+    found = read(tmp_path, proto)
+    assert not list(found.recurrences())
+    (skipped,) = found.skipped
+    assert re.search("'a', which is made of itself|shape of 'a' is not known", skipped.reason)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [op("Identity", "q", "p"), op("Identity", "p", "q"), op("Add", "p i", "t")],
+        [op("Add", "q i", "p"), op("Add", "p one", "q"), op("Identity", "p", "t")],
+        [op("Add", "t i", "t")],
+        # Followed one by one, the first number of this sum would be met 2¹⁰⁰ times.
+        [
+            op("Add", f"{f'p{k - 1}' * (k > 0) or 'i'} {f'p{k - 1}' * (k > 0) or 'i'}", f"p{k}")
+            for k in range(100)
+        ]
+        + [op("Identity", "p99", "t")],
+        # Followed by recursion, this one would be too deep.
+        [op("Add", f"{f'p{k - 1}' * (k > 0) or 'i'} zero", f"p{k}") for k in range(2000)]
+        + [op("Identity", "p1999", "t")],
+    ],
+)
+def test_an_index_without_an_end_is_refused(tmp_path, nodes):
+    step = [
+        *nodes,
+        op("Gather", "X t", "x"),
+        op("Add", "x h", "h_next"),
+        op("Identity", "go", "more"),
+    ]
+    body = graph(
+        step,
+        [info("i", [], INT64), info("go", [], BOOL), info("h", ["N", 4])],
+        [info("more", [], BOOL), info("h_next", ["N", 4])],
+        {"one": np.array(1), "zero": np.array(0)},
+    )
+    proto = model(
+        [op("Loop", "trips yes h0", "h_last", name="while", body=body)],
+        [info("X", [50, "N", 4]), info("h0", ["N", 4])],
+        [info("h_last", ["N", 4])],
+        {"trips": np.array(50), "yes": np.array(True)},
+    )
+    (skipped,) = read(tmp_path, proto).skipped
+    assert skipped.reason == "Loop: it reads 'X' in an order that is not followed"
+
+
+def test_long_steps_are_read_in_seconds(tmp_path):
+    nodes = [op("Tanh", f"p{k - 1}" if k else "h", f"p{k}") for k in range(4000)]
+    began = time.monotonic()
+    recurrence = only(read(tmp_path, scan_of([*nodes, op("Add", "p3999 x", "h_next")], {})))
+    assert time.monotonic() - began < 30  # comparing each with each took minutes
+    assert len(recurrence.cell.operations) == 4001
 
 
 # --- functions --------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class Algebra:
         self.input = Atoms("input", cell.input_size)
         self.state = Atoms("state", cell.state_size)
         self.rounded = False
-        self._made: list[Atoms] = []
+        self._made: dict[object, list[Atoms]] = {}
         self._constants = cell.constants
         self._forms: dict[str, Form] = {}
         for block, ports in ((self.input, cell.inputs), (self.state, cell.states)):
@@ -285,11 +285,20 @@ class Algebra:
         """Return new atoms as a form; those that were made before are the same atoms."""
         if made.size > MOST:
             raise Unlike
-        block = next((old for old in self._made if _same(old, made)), made)
+        among = self._made.setdefault(_sort(made), [])
+        block = next((old for old in among if _same(old, made)), made)
         if block is made:
-            self._made.append(made)
+            among.append(made)
         shape = made.of[0].shape
         return Form(shape, {block: torch.eye(made.size, dtype=torch.float64).reshape(-1, *shape)})
+
+
+def _sort(made: Atoms) -> object:
+    """Return what atoms must share to be the same: their kind, and the blocks they are made of."""
+    blocks = (
+        frozenset(b for b, part in form.parts.items() if bool(part.any())) for form in made.of
+    )
+    return made.kind, made.activation, tuple(blocks)
 
 
 def _same(a: Atoms, b: Atoms) -> bool:

@@ -9,6 +9,7 @@ greatest of what they combine. Each entry of the next state must be made of its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from rnnaudit.cells.interface import next_state
 from rnnaudit.cells.operators import Value, apply
 from rnnaudit.cells.traced import evaluate
-from rnnaudit.loaders.onnx.bodies import Carried, Entering
+from rnnaudit.loaders.onnx.bodies import MAX_WIDTH, Carried, Entering
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.model import Operation, Port, TracedCell
 
@@ -72,18 +73,21 @@ def keep_apart(
     Raises:
         Refused: Some sequence's step is not, or is not known to be, what it is alone.
     """
-    widths, ran = 0, False
+    widths, ran, size = 0, False, 0
     for lengths in _LENGTHS:
         wide = ports(lengths)
         shapes = [part.shape for side in wide for part in side]
         narrow = [port.shape for port in (*one.states, *one.inputs)]
         widths = max(len(_apart_axes(m, n)) for m, n in zip(shapes, narrow, strict=True))
+        size = max(sum(math.prod(part.shape) for part in side) for side in wide)
         several = _made(make, wide) or (_made(make, _spread(wide, lengths)) if widths else None)
         if several is not None:
             ran = True
             _check(one, several, widths)
     if widths > 1 and not ran:
         raise Refused("which of its axes is the batch is not known")
+    if size > MAX_WIDTH and not ran:
+        raise Refused("it is too wide to see whether it keeps the sequences of a batch apart")
 
 
 def _made(make: Callable[[Ports], TracedCell], ports: Ports) -> TracedCell | None:

@@ -28,6 +28,9 @@ MAX_OPERATIONS = 5_000
 MAX_WIDTH = 2**20
 """Numbers that a step may carry or read."""
 
+MAX_RANK = 32
+"""Axes that a state or an input may have."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
@@ -179,16 +182,17 @@ class _Names:
         self.known = known
         self.constants: dict[str, Tensor] = {}
         self._names: dict[ir.Value, str] = {}
+        self._taken: set[str] = set()
 
     def of(self, value: ir.Value) -> str:
         if value not in self._names:
             wanted = value.name or "value"
-            taken = set(self._names.values())
             name, count = wanted, 1
-            while name in taken:
+            while name in self._taken:
                 count += 1
                 name = f"{wanted}_{count}"
             self._names[value] = name
+            self._taken.add(name)
             stored = self.known.constant(value)
             if stored is not None:
                 self.constants[name] = tensor(stored, name)
@@ -249,17 +253,25 @@ def plain(attribute: ir.Attr) -> object:
 
 def _folded(cell: TracedCell) -> TracedCell:
     """Run the step once: keep what does not depend on its inputs as constants, check shapes."""
-    sizes = [port.size for port in (*cell.states, *cell.inputs)]
-    if min(sizes, default=0) < 0 or max(cell.state_size, cell.input_size) > MAX_WIDTH:
+    shapes = [port.shape for port in (*cell.states, *cell.inputs)]
+    rank = max(len(shape) for shape in shapes)
+    if (
+        min(port.size for port in cell.states) < 1
+        or any(n < 0 for shape in shapes for n in shape)
+        or max(cell.state_size, cell.input_size) > MAX_WIDTH
+        or rank > MAX_RANK
+    ):
         raise Refused(
-            f"the step carries {cell.state_size:,} numbers and reads {cell.input_size:,}, more "
-            f"than {MAX_WIDTH:,}"
+            f"a step may carry 1 to {MAX_WIDTH:,} numbers, and read as many, in at most {MAX_RANK} "
+            f"axes; it carries {cell.state_size:,} and reads {cell.input_size:,} in {rank} axes"
         )
     s = torch.full((2, cell.state_size), 0.125, dtype=torch.float64)
     x = torch.full((2, cell.input_size), 0.25, dtype=torch.float64)
     try:
         values = evaluate(cell, s, x)
-    except (ValueError, TypeError, IndexError, RuntimeError, AttributeError, KeyError) as error:
+    except KeyError as error:
+        raise Refused(f"the step reads {error}, which is made of itself") from None
+    except (ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
         raise Refused(f"the step does not run ({brief(error)})") from None
     for state, after in zip(cell.states, cell.next_states, strict=True):
         if values[after].shape != state.shape:

@@ -15,6 +15,9 @@ from rnnaudit.loaders.onnx.values import Knowledge
 LONGEST = 100_000
 """Operators that are run to see that a condition holds to the last step."""
 
+DEEPEST = 200
+"""Operators, one behind another, that a counter may be made of."""
+
 
 class Counting:
     """Counters of one loop: ``starts`` and ``sequels`` by their names' values in the body."""
@@ -53,7 +56,9 @@ class Counting:
             given[self._step] = Value(torch.tensor(self._count), False)
         return given
 
-    def _evaluated(self, value: ir.Value, memory: dict[ir.Value, Value | None]) -> Value | None:
+    def _evaluated(
+        self, value: ir.Value, memory: dict[ir.Value, Value | None], depth: int = 0
+    ) -> Value | None:
         """Evaluate a value and all that it is made of; ``memory`` keeps what was evaluated."""
         if value in memory:
             return memory[value]
@@ -61,9 +66,13 @@ class Counting:
         stored, node = self._known.constant(value), value.producer()
         if stored is not None:
             memory[value] = Value(tensor(stored, value.name or "a value"), False)
-        elif node is not None and node.domain in STANDARD and node.op_type in OPERATORS:
+        elif node is None or depth > DEEPEST:
+            return None
+        elif node.domain in STANDARD and node.op_type in OPERATORS:
             self._cost += 1
-            inputs = [None if v is None else self._evaluated(v, memory) for v in node.inputs]
+            inputs = [
+                None if v is None else self._evaluated(v, memory, depth + 1) for v in node.inputs
+            ]
             if self._cost < LONGEST and all(
                 found is not None or v is None for v, found in zip(node.inputs, inputs, strict=True)
             ):

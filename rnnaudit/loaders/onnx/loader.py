@@ -18,7 +18,7 @@ from rnnaudit.loaders.onnx.given import give, read_values
 from rnnaudit.loaders.onnx.loops import LOOPS, read_loop
 from rnnaudit.loaders.onnx.nodes import GATES, QUANTISED, Read, read
 from rnnaudit.loaders.onnx.reading import read_graph
-from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.loaders.onnx.refusal import MALFORMED, Refused
 from rnnaudit.loaders.onnx.stacks import assemble
 from rnnaudit.loaders.onnx.steps import read_steps
 from rnnaudit.loaders.onnx.unrolled import read_unrolled
@@ -28,16 +28,6 @@ from rnnaudit.model import GRUCell, Model
 from rnnaudit.results import Finding, Skipped
 
 _STANDARD = {"", "ai.onnx"}
-_MALFORMED = (
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    StopIteration,
-)
-"""What reading a loop that no checker would pass leads to."""
-
 _KINDS = re.compile("LSTM|GRU|RNN")
 
 
@@ -176,7 +166,7 @@ class _Walk:
         except Refused as refused:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
             return
-        except _MALFORMED as error:
+        except MALFORMED as error:
             reason = f"{node.op_type}: it breaks its operator's rules ({brief(error)})"
             self.skipped.append(Skipped(where, reason))
             return

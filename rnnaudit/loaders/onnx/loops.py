@@ -50,8 +50,8 @@ from rnnaudit.results import Finding
 LOOPS = frozenset({"Loop", "Scan"})
 
 _COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
-_DEEPEST = 24
-"""Operators that are followed to see how an index counts; each may double the work."""
+_DEEPEST = 200
+"""Operators that are followed, one behind another, to see how an index counts."""
 
 _SCALES = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
 
@@ -162,6 +162,8 @@ def _scan(node: ir.Node, opset: int) -> Looped:
     out = _integers(node, "scan_output_directions", stacked)
     along = [1] * scanned if old else _integers(node, "scan_input_axes", scanned)
     written = [1] * stacked if old else _integers(node, "scan_output_axes", stacked)
+    along = _from_front(along, body.inputs[count:], given[count:])
+    written = _from_front(written, body.outputs[count:], node.outputs[count:])
     sequences = []
     for i in range(scanned):
         whole = given[count + i]
@@ -202,6 +204,21 @@ def _integers(node: ir.Node, name: str, count: int) -> list[int]:
     return found
 
 
+def _from_front(
+    axes: list[int], entries: Sequence[ir.Value], wholes: Sequence[ir.Value | None]
+) -> list[int]:
+    """Count axes of values from the front; an entry has one axis less than the whole."""
+    found = []
+    for i, given in enumerate(axes):
+        whole = wholes[i] if i < len(wholes) else None
+        shapes = [(None if whole is None else whole.shape, 0), (entries[i].shape, 1)]
+        ranks = [len(shape) + more for shape, more in shapes if shape is not None]
+        if given < 0 and not ranks:
+            raise Refused(f"its axis {given} is counted from the end of a value of unknown rank")
+        found.append(given % ranks[0] if given < 0 else given)
+    return found
+
+
 def _variables(
     before: Sequence[ir.Value],
     after: Sequence[ir.Value],
@@ -230,6 +247,7 @@ class _Walk:
         self.counters = self._counters()
         self.step = Step(loop.body, {}, (), ())
         self.masked: list[ir.Value] = []
+        self._slopes: dict[ir.Value, int | None] = {}
 
     def read(self) -> Read | None:
         """Return the recurrence, or None where there is none."""
@@ -413,15 +431,27 @@ class _Walk:
             attribute = node.attributes.get("axis")
             rank = shape_of(self.known, index)
             kept = rank is not None and len(rank) > 0
-            return (0 if attribute is None else int(attribute.as_int())), kept
+            return self._front(node, 0 if attribute is None else int(attribute.as_int())), kept
         axes = self.known.constant(node.inputs[3]) if len(node.inputs) > 3 else np.zeros(1)
         if axes is None or axes.size != 1:
             raise Refused("it cuts entries out of a sequence along several axes")
-        return int(axes.reshape(-1)[0]), True
+        return self._front(node, int(axes.reshape(-1)[0])), True
+
+    def _front(self, node: ir.Node, along: int) -> int:
+        """Count an axis of what a node picks from from the front, where its rank is known."""
+        data = node.inputs[0]
+        sizes = None if data is None else shape_of(self.known, data)
+        return along if along >= 0 or not sizes else along % len(sizes)
 
     def _slope(self, value: ir.Value, depth: int = 0) -> int | None:
         """Return by how much a whole number grows with each step; None where that is unknown."""
         value = resolved(value)
+        if value not in self._slopes:
+            self._slopes[value] = None  # a graph may bite its tail
+            self._slopes[value] = self._followed(value, depth)
+        return self._slopes[value]
+
+    def _followed(self, value: ir.Value, depth: int) -> int | None:
         if value in self.counters:
             return self._pace(value)
         node = value.producer()

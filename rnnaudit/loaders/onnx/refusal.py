@@ -5,3 +5,15 @@ from __future__ import annotations
 
 class Refused(Exception):  # noqa: N818  (it ends in a Skipped record, not in an error)
     """A node that is not read; its message is the reason that the report shows."""
+
+
+MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    StopIteration,
+    RecursionError,
+)
+"""What reading operators that no checker would pass leads to."""

@@ -17,13 +17,14 @@ import onnx_ir as ir
 
 from rnnaudit.cells.operators import OPERATORS
 from rnnaudit.findings import finding
+from rnnaudit.loaders.interface import brief
 from rnnaudit.loaders.onnx.apart import Ports, settled
 from rnnaudit.loaders.onnx.axes import Atom, Layout, axis
 from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, captured, trace
 from rnnaudit.loaders.onnx.contents import MOVES
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
-from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.loaders.onnx.refusal import MALFORMED, Refused
 from rnnaudit.loaders.onnx.shapes import Sizes, for_one, shape_of
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
@@ -70,6 +71,9 @@ def read_steps(
                 reads.append(_read(group, wiring, where, opset))
             except Refused as refused:
                 skipped.append(Skipped(where, f"a state between calls: {refused}"))
+            except MALFORMED as error:
+                reason = f"a state between calls: an operator's rules are broken ({brief(error)})"
+                skipped.append(Skipped(where, reason))
     return reads, skipped, findings
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from rnnaudit.findings import finding
+from rnnaudit.loaders.interface import brief
 from rnnaudit.loaders.onnx.alignment import (
     Aligned,
     Chain,
@@ -28,7 +29,7 @@ from rnnaudit.loaders.onnx.apart import Ports, settled
 from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, trace
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read
-from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.loaders.onnx.refusal import MALFORMED, Refused
 from rnnaudit.loaders.onnx.shapes import filled, for_one, shape_of
 from rnnaudit.loaders.onnx.steps import Pair, placed
 from rnnaudit.loaders.onnx.values import Knowledge
@@ -67,6 +68,9 @@ def read_unrolled(graph: ir.Graph, wiring: Wiring, opset: int) -> tuple[list[Rea
                 found.append(_read(chain, anchor, marked, wiring, graph, opset=opset))
         except Refused as error:
             refused.append((chain, f"unrolled to {len(chain.products)} steps: {error}"))
+        except MALFORMED as error:
+            reason = f"an operator's rules are broken ({brief(error)})"
+            refused.append((chain, f"unrolled to {len(chain.products)} steps: {reason}"))
     found.sort(key=lambda one: (-len(one.products), one.size))
     claimed: set[ir.Node] = set()
     reads = []
