@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rnnaudit.data import Data
-from rnnaudit.estimators import Refutation
-from rnnaudit.evidence import caveats, curve, drift, in_the_way
+from rnnaudit.estimators import Obstacles, Refutation
+from rnnaudit.evidence import caveats, curve, cut_study, drift, in_the_way
 from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
 from rnnaudit.model import Model
 from rnnaudit.planning import MARGIN, left_out
 from rnnaudit.reports.numbers import epsilon, near, up
-from rnnaudit.reports.wording import END_TO_END
+from rnnaudit.reports.wording import END_TO_END, noise
 from rnnaudit.results import (
     EPSILONS,
     Attempt,
@@ -36,7 +36,7 @@ SUMMARIES = frozenset({"summary", "states", "every method"})
 """Reasons for which no method of proof stands; they are told as the reason for none."""
 
 OF_MEASUREMENTS = frozenset(
-    {"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211", "RA214"}
+    {"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211", "RA214", "RA216"}
 )
 """Findings that weaken what is measured, and say nothing of what is proved."""
 
@@ -50,11 +50,7 @@ def of_audit(
     recurrences = tuple(_recurrence(found, found.recurrences[label]) for label in chosen)
     verdicts = [r.verdict for r in recurrences]
     # A depth beyond the search's horizon is refuted there, but proved is proved.
-    if layer is None and any(
-        _never_forgets(stack.refutation, settings.eps)
-        and stack.depth(settings.eps, settings).proved is None
-        for stack in found.stacks
-    ):
+    if layer is None and any(_refuted(found, stack) for stack in found.stacks):
         verdicts.append("unstable")
     skipped = (
         *model.skipped,
@@ -83,6 +79,7 @@ def of_audit(
 
 
 def of_truncation(
+    found: Examination,
     audited: Report,
     plan: Plan,
     *,
@@ -92,7 +89,7 @@ def of_truncation(
     aside: Sequence[int] = (),
     forms: Iterable[Form] = (),
 ) -> Report:
-    """Add to an audit's report what was cut, what stays as it is, and whether it holds.
+    """Add to the report ``audited`` what was cut, what stays as it is, and whether it holds.
 
     ``aside`` are places in the data of sequences that the depth does not have to serve,
     ``forms`` those in which the layers of a graph were written.
@@ -102,7 +99,7 @@ def of_truncation(
         skipped=(*audited.skipped, *kept),
         findings=(
             *_bearing(audited.findings, plan),
-            *_against(audited, plan, judged),
+            *_against(found, plan, judged, audited.scope),
             *_unserved(aside, audited.eps),
             *_about(plan, judged),
             *_slower(forms),
@@ -234,6 +231,19 @@ def _verdict(each: Examined, eps: float) -> Verdict:
     return "unstable" if _never_forgets(each.refutation, eps) else "undecided"
 
 
+def _refuted(found: Examination, stack: ExaminedStack) -> bool:
+    """Whether a stack's output is refuted up to the horizon, and nothing proves it stable.
+
+    Layers that contract, each on what it reads, contract together: what is refuted up to the
+    horizon then has a long memory, and an end to it.
+    """
+    eps = found.settings.eps
+    parts = [found.recurrences[r.label] for r in stack.stack.recurrences()]
+    proved = all(_verdict(part, eps) == "stable" for part in parts)
+    proved = proved or stack.depth(eps, found.settings).proved is not None
+    return not proved and _never_forgets(stack.refutation, eps)
+
+
 def _never_forgets(refutation: Refutation | None, eps: float) -> bool:
     return refutation is not None and refutation.never_forgets(eps)
 
@@ -269,10 +279,35 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
         if measured is not None:
             remarks += caveats(each.study, measured, eps, label, found.settings.exceed)
         drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
-        remarks += [drifting] if drifting is not None else []
+        remarks += [drifting] if drifting is not None and not each.study.whole else []
         if each.obstacles is not None:
-            remarks += in_the_way(each.obstacles, label)
+            remarks += in_the_way(each.obstacles, label, below=each.recurrence.layer > 0)
+        remarks += _cut(each.refutation, each.obstacles, label)
+    for stack in found.stacks:
+        whole = stack.depth(eps, found.settings)
+        if whole.below_noise:
+            moved = f"k({epsilon(eps)}) is of exact arithmetic: {noise(whole)}"
+            remarks.append(finding("RA215", stack.stack.name, moved))
+        if not stack.study.complete:
+            remarks.append(cut_study(stack.study, stack.stack.name))
+        if len(list(stack.stack.recurrences())) > 1 or stack.stack.readout is not None:
+            remarks += _cut(stack.refutation, None, stack.stack.name)
     return tuple(remarks)
+
+
+def _cut(
+    refutation: Refutation | None, obstacles: Obstacles | None, where: str
+) -> tuple[Finding, ...]:
+    """Say which searches the time budget ended early."""
+    what = (
+        ("counterexamples", refutation is not None and refutation.cut),
+        ("fixed points, cycles and divergence", obstacles is not None and obstacles.cut),
+    )
+    return tuple(
+        finding("RA216", where, f"the time budget ended the search for {name}")
+        for name, cut in what
+        if cut
+    )
 
 
 def _bearing(findings: Sequence[Finding], plan: Plan) -> tuple[Finding, ...]:
@@ -296,17 +331,30 @@ def _by_kind(stack: ExaminedStack, eps: float) -> str:
     return f"k({epsilon(eps)}) is {', '.join(short)} inputs, {beyond}"
 
 
-def _against(audited: Report, plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
+def _against(
+    found: Examination, plan: Plan, judged: Equivalence, scope: str
+) -> tuple[Finding, ...]:
     """Say that an input is known which the plan's depth gets wrong, whatever was measured."""
-    depth = audited.depth
-    deepest, below = max(t.depth for t in plan.truncations), depth.refuted_below or 0
-    needs = f"an input in the domain is known that needs k ≥ {below}" if below > deepest else ""
+    below, deepest = max(_refuted_by(found, plan), default=(0, 0))
+    needs = f"an input in the domain is known that needs k ≥ {below}" if below else ""
     if judged.known_error is not None:
         return _known(judged, needs)
-    if not needs or audited.scope == END_TO_END:
+    if not needs or scope == END_TO_END:
         return ()
     own = f"{needs} for a recurrence's own output, and the depth is {deepest}"
     return (finding("RA305", "worst case", own),)
+
+
+def _refuted_by(found: Examination, plan: Plan) -> Iterator[tuple[int, int]]:
+    """Yield what the searches say a stack needs, and how deep the plan cuts it, where that is less.
+
+    Where the graph fixes a stack's steps, no input of the graph is a longer one.
+    """
+    for each, whole in zip(found.stacks, found.seen.whole, strict=True):
+        depths = [plan.depths[n.label] for n in each.stack.recurrences() if n.label in plan.depths]
+        refuted = each.refutation and each.refutation.refuted_below(found.settings.eps)
+        if depths and refuted and refuted > max(depths) and not whole:
+            yield refuted, max(depths)
 
 
 def _known(judged: Equivalence, needs: str = "") -> tuple[Finding, ...]:

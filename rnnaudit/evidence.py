@@ -163,13 +163,7 @@ def caveats(
             )
         )
     if not study.complete:
-        found.append(
-            finding(
-                "RA208",
-                where,
-                f"the time budget ended the study at depth {min(study.horizons)} of {study.T}",
-            )
-        )
+        found.append(cut_study(study, where))
     if not bool(study.errors[:, 0].isfinite().all()):
         count = int((~study.errors[:, 0].isfinite()).sum())
         found.append(
@@ -180,6 +174,15 @@ def caveats(
             )
         )
     return found
+
+
+def cut_study(study: DepthStudy, where: str) -> Finding:
+    """Say how far a study came that the time budget ended."""
+    return finding(
+        "RA208",
+        where,
+        f"the time budget ended the study at depth {min(study.horizons)} of {study.T}",
+    )
 
 
 def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
@@ -215,9 +218,13 @@ def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
     )
 
 
-def in_the_way(obstacles: Obstacles, where: str) -> list[Finding]:
-    """Say with numbers why no proof can exist: expansion, bistability, divergence."""
+def in_the_way(obstacles: Obstacles, where: str, *, below: bool = False) -> list[Finding]:
+    """Say with numbers why no proof can exist: expansion, bistability, divergence.
+
+    Where a layer stands ``below``, what is held is an output of it, which no input may hold.
+    """
     found = []
+    held = "one held output of the layer below" if below else "one held input"
     reasons = []
     if obstacles.expansion is not None:
         radius = down(obstacles.expansion.radius)
@@ -227,7 +234,7 @@ def in_the_way(obstacles: Obstacles, where: str) -> list[Finding]:
         kind = "a fixed point" if orbit.period == 1 else f"a cycle of {orbit.period} steps"
         others = f", one of {count} found," if count > 1 else ""
         reasons.append(
-            f"under a held input {kind}{others} repels: ρ = {down(orbit.radius)}, met to "
+            f"under {held} {kind}{others} repels: ρ = {down(orbit.radius)}, met to "
             f"{up(orbit.residual, 1)}"
         )
     if reasons:
@@ -237,7 +244,7 @@ def in_the_way(obstacles: Obstacles, where: str) -> list[Finding]:
             finding(
                 "RA240",
                 where,
-                f"under one held input the start settles {near(pair.gap)} from where "
+                f"under {held} the start settles {near(pair.gap)} from where "
                 f"{len(pair.prefix)} recorded steps lead (ρ = {near(pair.first.radius, 2)} and "
                 f"{near(pair.second.radius, 2)} there)",
             )
@@ -247,7 +254,7 @@ def in_the_way(obstacles: Obstacles, where: str) -> list[Finding]:
             finding(
                 "RA241",
                 where,
-                f"under one held input the largest |s| is {near(grown.size, 2)} after "
+                f"under {held} the largest |s| is {near(grown.size, 2)} after "
                 f"{grown.steps} steps, and grows",
             )
         )

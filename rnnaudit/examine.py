@@ -35,7 +35,7 @@ from rnnaudit.estimators import (
     witness,
 )
 from rnnaudit.evidence import allowed_failures, measured_depth
-from rnnaudit.model import ElmanCell, Model, Recurrence, Stack
+from rnnaudit.model import ElmanCell, Layer, Model, Recurrence, Stack
 from rnnaudit.observe import Observation, vocabulary
 from rnnaudit.reports.numbers import exact
 from rnnaudit.results import (
@@ -147,6 +147,12 @@ class Examined:
     refutation: Refutation | None
     obstacles: Obstacles | None
     pictures: Pictures | None
+    noise: float | None
+
+    @property
+    def name(self) -> str:
+        """The recurrence's label."""
+        return self.recurrence.label
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε."""
@@ -171,6 +177,12 @@ class ExaminedStack:
     synthetic: bool
     kinds: tuple[str, ...]
     refutation: Refutation | None
+    noise: float | None
+
+    @property
+    def name(self) -> str:
+        """The stack's name."""
+        return self.stack.name
 
     def depth(self, eps: float, settings: Settings) -> Depth:
         """Collect what is known of the depth for ε of the stack's output."""
@@ -180,9 +192,14 @@ class ExaminedStack:
 def _depth(
     each: Examined | ExaminedStack, eps: float, proved: int | None, settings: Settings
 ) -> Depth:
+    refuted = None if each.refutation is None else each.refutation.refuted_below(eps)
     return Depth(
         eps,
         proved=proved,
+        refuted_below=refuted,
+        refuted_in=None if refuted is None else each.name,
+        searched=None if each.refutation is None else each.refutation.horizon,
+        float32_noise=each.noise,
         measured=measured_depth(
             each.study,
             eps,
@@ -190,7 +207,6 @@ def _depth(
             synthetic=each.synthetic,
             failures=settings.failures(len(each.study.lengths)),
         ),
-        refuted_below=None if each.refutation is None else each.refutation.refuted_below(eps),
     )
 
 
@@ -209,12 +225,17 @@ class Examination:
     def depth(self, eps: float) -> Depth:
         """Return the depth for ε of every stack: the largest, where all have one."""
         depths = [stack.depth(eps, self.settings) for stack in self.stacks]
+        searched = [d for d in depths if d.searched is not None]
+        worst = max(searched, key=lambda d: d.refuted_below or 0, default=None)
         return Depth(
             eps,
             proved=_largest([d.proved for d in depths]),
             measured=_pooled([d.measured for d in depths if d.measured is not None]),
-            refuted_below=max(
-                (d.refuted_below for d in depths if d.refuted_below is not None), default=None
+            refuted_below=None if worst is None else worst.refuted_below,
+            refuted_in=None if worst is None else worst.refuted_in,
+            searched=None if worst is None else worst.searched,
+            float32_noise=max(
+                (d.float32_noise for d in depths if d.float32_noise is not None), default=None
             ),
         )
 
@@ -315,6 +336,7 @@ def _examined(
                 pictures=pictures(recurrence, longest, seed=settings.seed)
                 if settings.pictures
                 else None,
+                noise=_noise(model, _alone(recurrence), groups, settings),
             )
         inputs = _Inputs(seen.stacks[i], owners)
         stacks.append(
@@ -462,6 +484,27 @@ def _refuted_alone(
     settings: Settings,
     work: _Work,
     *,
+def _alone(recurrence: Recurrence) -> Stack:
+    return Stack(recurrence.name, (Layer((recurrence,)),))
+
+
+def _noise(
+    model: Model, stack: Stack, groups: Sequence[Tensor], settings: Settings
+) -> float | None:
+    """Return how far float32 takes a stack's outputs from float64 on inputs [N, T, I], at most.
+
+    None where the model computes in float64, or overflows.
+    """
+    if model.dtype == "float64":
+        return None
+    worst = 0.0
+    for x in groups:
+        gap = cells.run_single(stack, x).double() - cells.run_stack(stack, x)
+        size = gap.abs().amax(-1) if settings.norm == "max" else gap.norm(dim=-1)
+        worst = max(worst, float(size.nan_to_num(nan=math.inf).max()))
+    return worst if math.isfinite(worst) else None
+
+
     rows: Tensor | None,
     in_the_way: Obstacles | None,
 ) -> Refutation | None:

@@ -275,6 +275,18 @@ FINDINGS: tuple[Known, ...] = (
         "a depth for it can be proved, not measured: raise --eps to measure one",
     ),
     Known(
+        "RA215",
+        "note",
+        "ε is below what float32 alone changes",
+        "the depth holds in exact arithmetic: raise --eps, or run the model in float64",
+    ),
+    Known(
+        "RA216",
+        "warning",
+        "The time budget ended a search for counterexamples or obstacles",
+        "raise --time-budget: what was found holds, and what was not found may exist",
+    ),
+    Known(
         "RA230",
         "error",
         "The verdict is weaker than the policy requires",

@@ -161,12 +161,30 @@ class MeasuredDepth:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Truncation depths for one ε by kind of evidence; None where the kind is silent."""
+    """Truncation depths for one ε by kind of evidence; None where the kind is silent.
+
+    ``refuted_in`` names the recurrence or the stack whose own output a witness was found for,
+    and ``searched`` is the largest depth that the search for it looked at. Depths are of exact
+    arithmetic; ``float32_noise`` is how far float32 alone takes the outputs on the inputs seen.
+    """
 
     eps: float
     proved: int | None = None
     measured: MeasuredDepth | None = None
     refuted_below: int | None = None
+    refuted_in: str | None = None
+    searched: int | None = None
+    float32_noise: float | None = None
+
+    @property
+    def below_noise(self) -> bool:
+        """Whether ε is less than what float32 alone changes."""
+        return self.float32_noise is not None and self.eps < self.float32_noise
+
+    @property
+    def never_forgets(self) -> bool:
+        """Whether a witness refutes every depth that the search looked at."""
+        return self.searched is not None and (self.refuted_below or 0) > self.searched
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,16 @@ UNDECIDED = replace(
     ),
 )
 
+LATCHED = Depth(
+    1e-3,
+    None,
+    measured(None, longer_than=128, n=32, synthetic=True),
+    refuted_below=513,
+    refuted_in="latch[0]",
+    searched=512,
+    float32_noise=3.1e-6,
+)
+
 LONGER = replace(
     UNDECIDED,
     model=ModelInfo("latch.onnx", "ONNX, opset 17", "ef" * 32),
@@ -163,14 +173,12 @@ LONGER = replace(
             lower=LowerBound(2.4, "2-norm", "Jacobians along 32 synthetic sequences"),
             norms=NormCurve((1, 2, 4), (2.4, 3.1, 2.9)),
             lyapunov=LyapunovExponent(0.01, 0.002, 8192),
-            depths=(Depth(1e-3, None, measured(None, longer_than=128, n=32, synthetic=True), 513),),
+            depths=(LATCHED,),
             spectral_norm=2.5,
         ),
     ),
-    depth=Depth(1e-3, None, measured(None, longer_than=128, n=32, synthetic=True), 513),
-    table=tuple(
-        Depth(e, None, measured(None, longer_than=128, n=32, synthetic=True), 513) for e in EPSILONS
-    ),
+    depth=LATCHED,
+    table=tuple(replace(LATCHED, eps=e) for e in EPSILONS),
     findings=(
         Finding(
             "RA202",

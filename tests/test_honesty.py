@@ -9,10 +9,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import rnnaudit
 from rnnaudit import api
 from rnnaudit.data import Data
 from rnnaudit.reports import wording
-from rnnaudit.reports.numbers import near
+from rnnaudit.reports.numbers import near, up
 from rnnaudit.runtime import describe
 
 F32 = np.float32
@@ -295,3 +296,39 @@ def test_a_model_whose_every_recurrence_is_skipped_is_audited_and_says_so(tmp_pa
     assert report.data == "no sequences: nothing could be measured"
     (skipped,) = report.skipped
     assert "clip must be a positive number, got -1" in skipped.reason
+
+
+def test_layers_that_are_proved_to_contract_are_stable_however_long_they_remember(tmp_path):
+    module = torch.nn.RNN(1, 1, num_layers=2)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.fill_(0.0 if parameter.ndim == 1 else 0.999999 if "hh" in name else 1.0)
+    torch.save(module.state_dict(), tmp_path / "long.pt")
+    pulse = np.zeros((3, 20, 1))
+    pulse[:, 0] = 1.0
+    report = rnnaudit.audit(tmp_path / "long.pt", data=pulse, time_budget=4.0)
+    assert report.depth.never_forgets
+    assert report.depth.refuted_below == 257
+    assert report.depth.proved is None
+    assert [r.verdict for r in report.recurrences] == ["stable", "stable"]
+    assert report.verdict == "stable"
+
+
+def test_the_floor_of_float32_is_what_torch_s_own_modules_differ_by(tmp_path):
+    torch.manual_seed(3)
+    module = torch.nn.RNN(2, 9, batch_first=True, bidirectional=True)
+    x = torch.randn(25, 20, 2)
+    torch.save(module.state_dict(), tmp_path / "m.pt")
+    report = rnnaudit.audit(tmp_path / "m.pt", data=x, eps=1e-2, time_budget=1.0)
+    with torch.no_grad():
+        single, double = module(x)[0], module.double()(x.double())[0]
+    theirs = float((single - double).abs().max())
+    assert theirs / 4 < report.depth.float32_noise < 4 * theirs
+    both = [d.float32_noise for r in report.recurrences for d in r.depths if d.eps == 1e-2]
+    assert max(both) == report.depth.float32_noise
+    assert not any(f.id == "RA215" for f in report.findings)
+    fine = rnnaudit.audit(tmp_path / "m.pt", data=x, eps=1e-8, time_budget=1.0)
+    (told,) = (f for f in fine.findings if f.id == "RA215")
+    assert f"up to {up(report.depth.float32_noise)}" in told.message
+    torch.save(module.state_dict(), tmp_path / "m.pt")  # in float64 by now
+    assert rnnaudit.audit(tmp_path / "m.pt", data=x, time_budget=1.0).depth.float32_noise is None

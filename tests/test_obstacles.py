@@ -104,3 +104,35 @@ def test_a_bistable_model_is_refuted_at_every_depth_with_its_numbers(tmp_path):
     assert report.depth.refuted_below == 257
     (kept,) = (f for f in report.findings if f.id == "RA240")
     assert "recorded steps lead" in kept.message
+
+
+def test_a_search_without_time_finds_nothing_and_says_so():
+    found = obstacles(unit(3.0, 2.0), recorded(), budget_s=0.0)
+    assert (found.expansion, found.repelling) == (None, ())
+    assert (found.bistability, found.divergence) == (None, None)
+    assert found.cut
+    assert not obstacles(unit(3.0, 2.0), recorded()).cut
+
+
+def test_an_audit_says_which_searches_its_time_budget_ended(tmp_path):
+    torch.manual_seed(0)
+    module = torch.nn.GRU(3, 40, num_layers=2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(4.0)
+    torch.save(module.state_dict(), tmp_path / "gru.pt")
+    report = rnnaudit.audit(tmp_path / "gru.pt", time_budget=0.05)
+    ended = {
+        (f.where, f.message.rpartition("search for ")[2])
+        for f in report.findings
+        if f.id == "RA216"
+    }
+    assert ("gru[0]", "fixed points, cycles and divergence") in ended
+    assert ("gru[0]", "counterexamples") in ended
+    assert ("gru", "counterexamples") in ended
+
+
+def test_what_a_layer_below_holds_is_not_called_an_input():
+    found = obstacles(unit(1.25, 1.0, activation=RELU), recorded())
+    (below,) = (f for f in in_the_way(found, "r[1]", below=True) if f.id == "RA241")
+    assert below.message.startswith("under one held output of the layer below the largest |s|")

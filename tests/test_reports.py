@@ -24,7 +24,9 @@ from rich.cells import cell_len
 from rnnaudit.errors import LoadError
 from rnnaudit.reports import (
     RENDERERS,
+    HtmlRenderer,
     JsonRenderer,
+    MarkdownRenderer,
     TerminalRenderer,
     layout,
     numbers,
@@ -252,6 +254,8 @@ def test_what_was_proved_seen_and_assumed_have_their_own_words():
         "UNSTABLE for some inputs with |x| ≤ 3 (witness: needs k ≥ 513); "
         "on your data k(1e-3) = 31 (77 sequences, ≤ 3.9 % exceed)"
     )
+    in_part = replace(by_hand.STABLE, verdict="undecided", depth=replace(seen, refuted_below=22))
+    assert "UNDECIDED in the worst case (no proof, a witness refutes k < 22" in verdict(in_part)
     unproved = replace(by_hand.STABLE, depth=Depth(1e-3), domain="every input")
     assert verdict(unproved) == (
         "STABLE (proved for every input); k(1e-3) was measured for each recurrence alone"
@@ -261,6 +265,39 @@ def test_what_was_proved_seen_and_assumed_have_their_own_words():
     )
     blind = replace(unproved, recurrences=(replace(by_hand.BACH, depths=()),))
     assert verdict(blind).endswith("; k(1e-3) was not measured")
+
+
+def test_a_witness_is_of_the_output_that_it_was_found_for():
+    forgets = Depth(1e-3, refuted_below=20, refuted_in="rnn", searched=256)
+    latched = Depth(1e-3, refuted_below=257, refuted_in="rnn[1]", searched=256)
+    parts = tuple(
+        replace(by_hand.BACH, layer=i, verdict=v, depths=(d,))
+        for i, (v, d) in enumerate((("undecided", forgets), ("unstable", latched)))
+    )
+    one = replace(by_hand.STABLE, verdict="unstable", recurrences=parts, depth=forgets)
+    assert "(witness of rnn[1]'s own output: needs k > 256, the search's horizon)" in verdict(one)
+    both = replace(one, recurrences=(*parts, replace(parts[1], name="other")))
+    assert "(witness of rnn[1]'s own output, and of 1 more: needs k > 256" in verdict(both)
+    whole = replace(one, depth=replace(latched, refuted_in="rnn"))
+    assert "(witness: needs k > 256, the search's horizon)" in verdict(whole)
+    behind = replace(whole, scope="each stack's own output")
+    assert "(witness of rnn's output: needs k > 256" in verdict(behind)
+
+
+def test_what_float32_cannot_show_is_marked_in_every_format_for_people():
+    text = TerminalRenderer().render(by_hand.LONGER)
+    said = "below its own error: float32 alone moves these outputs by up to 3.1e-6"
+    assert "1e-5  1e-6*" in text
+    assert f"* {said}" in text
+    assert "1e-6&#42;" in MarkdownRenderer().render(by_hand.LONGER)
+    assert said in MarkdownRenderer().render(by_hand.LONGER)
+    assert f"; * {said}" in HtmlRenderer().render(by_hand.LONGER)
+    fine = replace(by_hand.LONGER, eps=1e-6, depth=replace(by_hand.LATCHED, eps=1e-6))
+    assert "Rounding</dt><dd>ε is below float32" in HtmlRenderer().render(fine)
+    own = replace(fine.recurrences[0], depths=(fine.depth,))
+    text = TerminalRenderer().render(replace(fine, recurrences=(own,)))
+    assert "k(1e-6) ε is below float32's own error: float32 alone moves" in text
+    assert "float32" not in TerminalRenderer().render(by_hand.STABLE)
 
 
 def test_a_time_budget_is_not_mistaken_for_the_data():

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnnaudit.cells import readout, reads, run, run_layer, run_stack, trajectory, truncated
+from rnnaudit.cells import (
+    readout,
+    reads,
+    run,
+    run_layer,
+    run_single,
+    run_stack,
+    trajectory,
+    truncated,
+)
 from rnnaudit.model import Activation, Layer, Stack
 from tests import strategies
 from tests.references import brute_force, close
@@ -151,3 +160,20 @@ def test_directions_of_a_layer_stand_side_by_side():
     x = random_inputs(0, forward.cell, 2, 5)
     both = run_stack(Stack("rnn", (Layer((forward, backward)),)), x)
     close(both, torch.cat([run(forward, x), run(backward, x)], -1))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@settings(max_examples=12, deadline=None)
+@given(cell=strategies.standard_cells(("gru", "lstm")), seed=strategies.seeds)
+def test_float32_is_computed_in_float32_and_leaves_the_weights_as_they_are(cell, seed):
+    stack = Stack("s", (Layer((strategies.recurrence(cell),)),))
+    x = random_inputs(seed, cell, 2, 3)
+    before = run_stack(stack, x)
+    single = run_single(stack, x)
+    assert single.dtype == torch.float32
+    with torch.no_grad():
+        theirs = torch_module(stack).float()(x.float())[0]
+    scale = before.abs().amax().clamp(min=1)
+    # Three steps round to 2^-24 of their parts, which gains of the cell may raise.
+    assert (single - theirs).abs().max() <= 1e-4 * scale
+    assert torch.equal(run_stack(stack, x), before)

@@ -23,6 +23,7 @@ from rnnaudit.cells.rollout import (
     trajectory,
     truncated,
 )
+from rnnaudit.cells.single import run_single
 
 __all__ = [
     "Linearization",
@@ -38,6 +39,7 @@ __all__ = [
     "reads",
     "run",
     "run_layer",
+    "run_single",
     "run_stack",
     "step",
     "trajectory",

@@ -70,6 +70,7 @@ def _errors(report: Report, recurrence: RecurrenceReport) -> Chart:
     curve, depths = recurrence.curve, recurrence.depths
     names = {"max": "-", "p95": "--", "p50": ":"}
     errors = [getattr(point, name) for point in curve for name in names]
+    floor = depths[0].float32_noise if depths else None
     with drawing.figure() as (figure, (axes,)):
         low = drawing.decades(axes, [*errors, *(d.eps for d in depths), report.eps])
         for name, style in names.items():
@@ -82,6 +83,14 @@ def _errors(report: Report, recurrence: RecurrenceReport) -> Chart:
             linewidth=1,
             label=f"ε = {numbers.epsilon(report.eps)}",
         )
+        if floor is not None and floor >= low:
+            axes.axhline(
+                floor,
+                color=MUTED,
+                linestyle=(0, (1, 2)),
+                linewidth=1,
+                label=f"float32 alone {numbers.up(floor)}",
+            )
         marked = _marks(axes, depths, report.eps, low)
         _depth_axis(axes, [p.k for p in curve], marked)
         axes.set(xlabel="depth k (inputs seen)", ylabel="error")
@@ -92,7 +101,8 @@ def _errors(report: Report, recurrence: RecurrenceReport) -> Chart:
         "Error versus depth",
         "How far the output is from the full model's when it sees its last k inputs only: "
         "quantiles over sequences of each one's largest error. Marks stand at the k that is "
-        "known for each ε; an error of exactly 0 is not drawn.",
+        "known for each ε; an error of exactly 0 is not drawn."
+        + (" Below the dotted line float32 alone changes more." if floor is not None else ""),
         f"The largest error over sequences is {numbers.up(first.max)} at depth {first.k} and "
         f"{numbers.up(last.max)} at depth {last.k}; ε is {numbers.epsilon(report.eps)}.",
         svg,
@@ -150,13 +160,15 @@ def _curve_table(curve: Sequence[CurvePoint]) -> Table:
 
 
 def depth_table(caption: str, depths: Sequence[Depth]) -> Table:
-    """Return k for each ε, by kind of evidence."""
+    """Return k for each ε, by kind of evidence; those that float32 cannot show are marked."""
+    below = [d for d in depths if d.below_noise]
+    note = f"; {wording.BLURRED} below its own error: {wording.noise(below[0])}" if below else ""
     return Table(
-        caption,
+        caption + note,
         ("ε", "k proved", "k measured", "no k below"),
         tuple(
             (
-                numbers.epsilon(d.eps),
+                wording.marked(d),
                 _count(d.proved),
                 wording.brief(d.measured),
                 _count(d.refuted_below),

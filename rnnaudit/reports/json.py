@@ -180,6 +180,9 @@ def _depth(depth: Depth) -> dict[str, Any]:
         "proved": depth.proved,
         "measured": _measured(depth.measured),
         "refuted_below": depth.refuted_below,
+        "refuted_in": depth.refuted_in,
+        "searched": depth.searched,
+        "float32_noise": depth.float32_noise,
     }
 
 

@@ -124,8 +124,13 @@ def _section(report: Report) -> Iterator[str]:
         yield from _recurrences(report)
     yield from _failures(report)
     if report.table:
-        headings = [numbers.epsilon(depth.eps) for depth in report.table]
+        headings = [escaped(wording.marked(depth)) for depth in report.table]
         yield from _table((f"{escaped(report.scope)}, ε =", *headings), _depths(report.table))
+        if said := wording.noise(report.depth):
+            star = f"{wording.BLURRED} below its own error: "
+            below = any(depth.below_noise for depth in report.table)
+            yield escaped(f"{star if below else ''}{said}")
+            yield ""
     if report.skipped:
         rows = [[escaped(part.where), escaped(part.reason)] for part in report.skipped]
         yield from _table(("skipped", "why"), rows)

@@ -280,6 +280,8 @@ def _aside(*facts: str) -> str:
 
 def _evidence(depth: Depth, step: float | None, cut: bool) -> list[Piece]:
     facts: list[Piece] = []
+    if depth.below_noise:
+        facts.append(Text(f"ε is below float32's own error: {wording.noise(depth)}", MEASURED))
     if depth.proved is not None:
         time = _aside(wording.lasting(depth.proved, step))
         facts.append(Text.assemble((f"proved {depth.proved}", PROVED), time))
@@ -370,7 +372,7 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
     for first in range(0, len(report.table), fitting):
         part = slice(first, first + fitting)
         headings = [
-            Column(Text(numbers.epsilon(d.eps), "bold" if d.eps == report.eps else LABEL))
+            Column(Text(wording.marked(d), "bold" if d.eps == report.eps else LABEL))
             for d in report.table[part]
         ]
         yield Text()
@@ -380,6 +382,12 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
             indent=2,
             width=width,
         )
+    said = wording.noise(report.depth)
+    if said:
+        below = any(d.below_noise for d in report.table)
+        star = f"{wording.BLURRED} below its own error: " if below else ""
+        for line in flow([f"{star}{said}"], width - 2):
+            yield Text.assemble("  ", (line.plain, LABEL))
 
 
 # ------------------------------------------------------------------- verdict, remarks

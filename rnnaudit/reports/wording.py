@@ -75,11 +75,52 @@ def verdict(report: Report) -> Settled:
         )
     if report.verdict == "unstable":
         where = f"for some inputs {with_domain(report.domain)}".rstrip()
-        needs = "" if depth.refuted_below is None else f": needs k ≥ {depth.refuted_below}"
         saved = report.settings.get("witness")
         where_saved = f" saved to {numbers.clean(saved)}" if isinstance(saved, str) else ""
-        return Settled(word, f" {where} (witness{where_saved}{needs}); {seen(report)}")
-    return Settled(word, f" in the worst case (no proof, no witness); {seen(report)}")
+        return Settled(word, f" {where} (witness{where_saved}{_needs(report)}); {seen(report)}")
+    k = depth.refuted_below
+    known = "no witness" if k is None else f"a witness refutes k < {k}, no more"
+    return Settled(word, f" in the worst case (no proof, {known}); {seen(report)}")
+
+
+def _needs(report: Report) -> str:
+    """Say which output needs more than the search looked at, and how much that is.
+
+    Where it is not the model's own it is named: the error may vanish behind a recurrence.
+    """
+    depth = report.depth
+    if depth.never_forgets:
+        alone = report.scope == END_TO_END or len(report.recurrences) == 1
+        whole = "" if alone else f" of {numbers.clean(depth.refuted_in or '')}'s output"
+        whose = [(whole, depth)]
+    else:
+        own = [(r, own_depth(r, report.eps)) for r in report.recurrences]
+        whose = [
+            (f" of {numbers.clean(r.label)}'s own output", d)
+            for r, d in own
+            if d is not None and d.never_forgets
+        ]
+    if not whose:
+        return "" if depth.refuted_below is None else f": needs k ≥ {depth.refuted_below}"
+    named, first = whose[0]
+    more = f", and of {len(whose) - 1} more" if len(whose) > 1 else ""
+    return f"{named}{more}: needs k > {first.searched}, the search's horizon"
+
+
+def noise(depth: Depth) -> str:
+    """Say how far float32 alone takes these outputs; empty where that is not known."""
+    if depth.float32_noise is None:
+        return ""
+    return f"float32 alone moves these outputs by up to {numbers.up(depth.float32_noise)}"
+
+
+BLURRED = "*"
+"""Marks an ε that is less than what float32 alone changes."""
+
+
+def marked(depth: Depth) -> str:
+    """Print ε, marked where depths for it are beyond what float32 shows."""
+    return numbers.epsilon(depth.eps) + (BLURRED if depth.below_noise else "")
 
 
 def every_input(domain: str) -> str:
@@ -286,7 +327,7 @@ def replayed(replay: Replay) -> Settled:
     where = (
         f"with every recurrence cut to {k} inputs"
         if replay.both_ways
-        else (f"after {k} shared inputs")
+        else f"after {k} shared inputs"
     )
     still = "" if replay.both_ways else " still"
     if replay.passed:
