@@ -325,7 +325,9 @@ def truncate_module(
     shape = Shape(form, keep_ops=form != "window", steps=steps)
     done = swap.first_to_pass(module, found, order, calls, shape=shape, progress=progress)
     audited = assembly.of_audit(found, data=None, layer=layer)
-    report = assembly.of_truncation(audited, done.plan, kept=kept, judged=done.judged, written=None)
+    report = assembly.of_truncation(
+        found, audited, done.plan, kept=kept, judged=done.judged, written=None
+    )
     if depth is None and not done.judged.passed:
         raise UnsupportedModelError(
             f"the truncated module must agree within ε = {eps:g}, got an error of "
@@ -406,6 +408,7 @@ def _truncated_file(
             written = trial.describe(tried, model, Path(output), steps=timed, seed=seed)
     audited = assembly.of_audit(found, data=data, layer=layer)
     return assembly.of_truncation(
+        found,
         audited,
         tried.plan,
         kept=kept,

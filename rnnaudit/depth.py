@@ -63,6 +63,7 @@ class DepthStudy:
         unit_eps: The ε of ``units``.
         units: Largest depth evaluated at which each unit of the state is off by more than
             ``unit_eps`` somewhere, [N, S], and −1 where none is; None where it was not asked.
+        whole: Whether no sequence can be longer, so that none shows too little of the memory.
     """
 
     errors: Tensor
@@ -75,6 +76,7 @@ class DepthStudy:
     resolutions: tuple[float, ...] = ()
     unit_eps: float | None = None
     units: Tensor | None = None
+    whole: bool = False
 
     @property
     def T(self) -> int:
@@ -91,13 +93,15 @@ class DepthStudy:
 
         It is the smallest depth such that it and every later one keep the error ≤ ε at all
         positions, or a larger one where the study did not come down to that. None where it
-        exceeds half of what the sequence can show, or ε is below the resolution.
+        exceeds half of what the sequence can show, or ε is below the resolution. A sequence
+        that was evaluated to its end, and is ``whole``, shows all; depth T is exact.
         """
+        rows = zip(
+            self.errors.tolist(), self.horizons, self.lengths, self._resolutions, strict=True
+        )
         return tuple(
-            None if eps < least else self._needed(errors, horizon, eps)
-            for errors, horizon, least in zip(
-                self.errors.tolist(), self.horizons, self._resolutions, strict=True
-            )
+            None if eps < least else self._needed(errors, horizon, length, eps)
+            for errors, horizon, length, least in rows
         )
 
     def error_of(self, depth: int, rows: Sequence[int]) -> float:
@@ -115,7 +119,7 @@ class DepthStudy:
         """The smallest ε that every sequence can be measured for."""
         return max(self._resolutions)
 
-    def _needed(self, errors: Sequence[float], horizon: int, eps: float) -> int | None:
+    def _needed(self, errors: Sequence[float], horizon: int, length: int, eps: float) -> int | None:
         known = bisect_right(self.depths, horizon)
         wrong = [i for i in range(known) if not errors[i] <= eps]
         if not wrong:
@@ -127,9 +131,11 @@ class DepthStudy:
             k = self.depths[last + 1]
         elif self.every_depth and not math.isnan(errors[last]):
             k = self.depths[last] + 1  # all restarts have merged by the next, or none is left
+        elif self.whole and horizon == length:
+            k = length
         else:
             return None
-        return k if 2 * k <= horizon else None
+        return k if 2 * k <= horizon or (self.whole and horizon == length) else None
 
     def unit_depths(self) -> tuple[int | None, ...] | None:
         """Return each state unit's k(``unit_eps``): the largest over sequences.
@@ -141,7 +147,7 @@ class DepthStudy:
             return None
         shown = torch.tensor(self.horizons).unsqueeze(1)
         needed = self.units + 1
-        enough = (2 * needed <= shown).all(0).tolist()
+        enough = ((2 * needed <= shown).all(0) | (self.whole and self.complete)).tolist()
         return tuple(
             k if known else None for k, known in zip(needed.amax(0).tolist(), enough, strict=True)
         )
@@ -219,6 +225,7 @@ def pool(studies: Sequence[DepthStudy]) -> DepthStudy:
         resolutions=tuple(r for study in studies for r in study._resolutions),
         unit_eps=studies[0].unit_eps,
         units=None if None in units else torch.cat([u for u in units if u is not None]),
+        whole=all(study.whole for study in studies),
     )
 
 
@@ -288,6 +295,7 @@ class _How:
     clock: _Clock
     report: Progress
     unit_eps: float | None = None
+    whole: bool = False
 
     @classmethod
     def of(
@@ -297,9 +305,12 @@ class _How:
         budget_s: float | None,
         progress: Progress | None,
         unit_eps: float | None = None,
+        *,
+        whole: bool = False,
     ) -> _How:
         """Start the clock."""
-        return cls(norm, floor, _Clock(budget_s), progress or (lambda share: None), unit_eps)
+        report = progress or (lambda share: None)
+        return cls(norm, floor, _Clock(budget_s), report, unit_eps, whole)
 
 
 def study_recurrence(
@@ -312,6 +323,7 @@ def study_recurrence(
     progress: Progress | None = None,
     floor: float = MERGED,
     unit_eps: float | None = None,
+    whole: bool = False,
 ) -> DepthStudy:
     """Measure every truncation depth of one recurrence on sequences x [N, T, I].
 
@@ -324,9 +336,10 @@ def study_recurrence(
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
         unit_eps: Also say for each unit of the state at which depths it is off by more.
+        whole: Whether no sequence can be longer than these.
     """
     system = Chain.of([recurrence], readout)
-    how = _How.of(norm, floor, budget_s, progress, unit_eps)
+    how = _How.of(norm, floor, budget_s, progress, unit_eps, whole=whole)
     return _study(system, cells.reads(recurrence, x), how)
 
 
@@ -340,6 +353,7 @@ def study_stack(
     budget_s: float | None = None,
     progress: Progress | None = None,
     floor: float = MERGED,
+    whole: bool = False,
 ) -> DepthStudy:
     """Measure truncation depths of a whole stack, through its readout, on x [N, T, I].
 
@@ -357,8 +371,9 @@ def study_stack(
         budget_s: Stop after this many seconds; the study then says how far it came.
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
+        whole: Whether no sequence can be longer than these.
     """
-    how = _How.of(norm, floor, budget_s, progress)
+    how = _How.of(norm, floor, budget_s, progress, whole=whole)
     recurrences = list(stack.recurrences())
     one_way = len({r.reverse for r in recurrences}) == 1 and not any(
         layer.bidirectional for layer in stack.layers
@@ -537,6 +552,7 @@ def _study_restarts(restarts: _Restarts, how: _How) -> DepthStudy:
         ),
         unit_eps=how.unit_eps,
         units=None if units is None else units.last,
+        whole=how.whole,
     )
 
 
@@ -608,6 +624,7 @@ def _study_layer(layer: Layer, readout: Readout | None, x: Tensor, how: _How) ->
         norm=how.norm,
         floor=how.floor,
         resolutions=_of_layer(directions, readout, how.norm),
+        whole=how.whole,
     )
 
 
@@ -708,7 +725,9 @@ def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -
         top = min(top, T - 1)
         going = torch.arange(N)
         half = (T + 1) // 2
-        if top > half:  # what errs here needs more than the data can show, whatever the rest
+        if (
+            top > half and not how.whole
+        ):  # what errs here needs more than the data can show, whatever the rest
             table[half] = evaluate(half, going)
             going = (table[half] <= most).nonzero().squeeze(1)
         shown = [k for k in grid(top) if 0 < k < top]
@@ -736,4 +755,5 @@ def _study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: _How) -
         floor=how.floor,
         every_depth=depths == list(range(len(depths))),
         resolutions=_of_layer(layerwise.last, stack.readout, how.norm),
+        whole=how.whole,
     )

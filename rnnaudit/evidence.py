@@ -133,7 +133,7 @@ def caveats(
                 f"of {n} sequences",
             )
         )
-    elif min(study.lengths) < 2 * measured.k:
+    elif min(study.lengths) < 2 * measured.k and not study.whole:
         found.append(
             finding(
                 "RA204",

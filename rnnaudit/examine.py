@@ -301,7 +301,7 @@ def _examined(
         owners = seen.owners[i]
         for recurrence in stack.recurrences():
             groups = seen.recurrences[recurrence.label]
-            study = _measure(recurrence, _Inputs(groups, owners), settings, work)
+            study = _measure(recurrence, _Inputs(groups, owners, seen.whole[i]), settings, work)
             longest = groups[-1]
             # Below the first layer what is read is an output, which the proof covers anyway.
             covered = longest if recurrence.layer else _inside(longest, domain)
@@ -338,7 +338,7 @@ def _examined(
                 else None,
                 noise=_noise(model, _alone(recurrence), groups, settings),
             )
-        inputs = _Inputs(seen.stacks[i], owners)
+        inputs = _Inputs(seen.stacks[i], owners, seen.whole[i])
         stacks.append(
             ExaminedStack(
                 stack,
@@ -389,10 +389,14 @@ class _Work:
 
 
 class _Inputs(NamedTuple):
-    """Rows [N, T, I] in groups of one length, and the sequence that each row belongs to."""
+    """Rows [N, T, I] in groups of one length, and the sequence that each row belongs to.
+
+    ``whole`` says that none can be longer.
+    """
 
     groups: Sequence[Tensor]
     owners: Sequence[Tensor]
+    whole: bool
 
 
 def _measure(
@@ -413,6 +417,7 @@ def _measure(
             progress=note,
             floor=floor_for(settings.eps),
             unit_eps=settings.eps,
+            whole=inputs.whole,
         )
 
     return _study(study, inputs, cells.multiplications(recurrence.cell), settings, work)
@@ -436,6 +441,7 @@ def _whole(
             budget_s=budget,
             progress=note,
             floor=floor_for(settings.eps),
+            whole=inputs.whole,
         )
 
     cost = sum(cells.multiplications(r.cell) for r in stack.recurrences())
@@ -459,7 +465,7 @@ def _study(
     for all, so that a model that never forgets is found out on the pilot. What is done
     depends on sizes alone, never on the clock, unless the caller set a time budget.
     """
-    groups, owners = inputs
+    groups, owners = inputs.groups, inputs.owners
     most = sum(cost * len(x) * x.shape[1] ** 2 / 2 for x in groups)
     longest = groups[-1]
     shares = MEASURES

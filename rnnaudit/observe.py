@@ -58,6 +58,8 @@ class Observation:
         kinds: The kind of each synthetic sequence, by the stack's position; empty for data.
         description: What a report says of the inputs.
         findings: What could not be measured as asked.
+        whole: Whether the graph gives each stack as many steps as there are here, whatever it is
+            given, by the stack's position.
     """
 
     stacks: tuple[tuple[Tensor, ...], ...]
@@ -68,6 +70,7 @@ class Observation:
     kinds: tuple[tuple[str, ...], ...]
     description: str
     findings: tuple[Finding, ...] = ()
+    whole: tuple[bool, ...] = ()
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -90,8 +93,9 @@ def observe(
     Raises:
         LoadError: The data do not fit the width of the model's input.
     """
+    whole: frozenset[int] = frozenset()
     if model.graph is not None and not (model.whole and data is None):
-        given, findings = _captured(
+        given, findings, whole = _captured(
             model, data, seed=seed, input_range=input_range, sequences=sequences, length=length
         )
     else:
@@ -101,7 +105,8 @@ def observe(
         model, given, seed, input_range=input_range, sequences=sequences, length=length
     )
     described = _description(data if given else None, rows, made_up)
-    return _observation(model, rows, made_up, described, findings)
+    fixed = tuple(i in whole for i in range(len(model.stacks)))
+    return _observation(model, rows, made_up, described, findings, whole=fixed)
 
 
 def observe_rows(
@@ -156,6 +161,8 @@ def _observation(
     made_up: tuple[bool, ...],
     description: str,
     findings: tuple[Finding, ...],
+    *,
+    whole: tuple[bool, ...] = (),
 ) -> Observation:
     seen: dict[str, tuple[Tensor, ...]] = {}
     for stack, rows in zip(model.stacks, stacks, strict=True):
@@ -169,6 +176,7 @@ def _observation(
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
         description,
         findings,
+        whole or (False,) * len(model.stacks),
     )
 
 
@@ -308,8 +316,8 @@ def _captured(
     input_range: tuple[float, float] | None,
     sequences: int,
     length: int,
-) -> tuple[dict[int, _Rows], tuple[Finding, ...]]:
-    """Run the graph and keep what its recurrent nodes read."""
+) -> tuple[dict[int, _Rows], tuple[Finding, ...], frozenset[int]]:
+    """Run the graph and keep what its recurrent nodes read; tell where the steps are fixed."""
     slots = of_graph(model, runtime.describe(model.runnable()))
     states = by_step(model, slots)
     calls = None
@@ -338,7 +346,7 @@ def _captured(
         )
     if outcome.outputs is None:
         reason = f"the graph did not run ({outcome.error})"
-        return {}, (_not_seen("every recurrence", reason),)
+        return {}, (_not_seen("every recurrence", reason),), frozenset()
     given: dict[int, _Rows] = {}
     findings = []
     for i, (stack, site) in enumerate(zip(model.stacks, sites, strict=True)):
@@ -363,7 +371,33 @@ def _captured(
             if left:
                 shown = f"{len(rows)} of {len(rows) + left} rows of its batch axis were measured"
                 findings.append(finding("RA212", stack.name, shown))
-    return given, tuple(findings)
+    fixed = _fixed(model, calls is not None)
+    whole = frozenset(
+        i for i, rows in given.items() if {x.shape[1] for x in rows.groups} == {fixed.get(i)}
+    )
+    return given, tuple(findings), whole
+
+
+def _fixed(model: Model, by_call: bool) -> Mapping[int, int]:
+    """Return the steps that each stack reads whatever the graph is given, by its position.
+
+    A stack whose state the caller carries, or whose one step per call continues the last one,
+    reads any number of them.
+    """
+    axes: dict[int, tuple[str, int]] = {}
+    for i, stack in enumerate(model.stacks):
+        site = stack.layers[0].site
+        own = all(r.initial.source in ("zero", "constant") for r in stack.recurrences())
+        if site is None or site.scope or not own:
+            continue
+        for reading in site.reads:
+            if reading.time is not None:
+                axes[i] = (reading.value, reading.time)
+        if not site.reads:
+            axes[i] = (site.x, site.layout)
+    known = runtime.sizes(model.runnable(inside=True)) if axes else {}
+    found = {i: known[name][axis] for i, (name, axis) in axes.items() if name in known}
+    return {i: n for i, n in found.items() if n is not None and not (by_call and n == 1)}
 
 
 def _owned(

@@ -186,6 +186,27 @@ def describe(model: Path | bytes) -> Interface:
     )
 
 
+def sizes(model: Path | bytes) -> Mapping[str, tuple[int | None, ...]]:
+    """Return the sizes of the main graph's values that hold whatever it is given, by name.
+
+    An axis whose size only the run decides is None; a value of unknown rank is left out, and
+    so is every value where shapes cannot be inferred.
+    """
+    import onnx
+    import onnx.shape_inference
+
+    try:
+        proto = onnx.shape_inference.infer_shapes(_parse(model), data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError):  # too large, or no valid graph
+        return {}
+    graph = proto.graph
+    return {
+        port.name: tuple(d if isinstance(d, int) else None for d in port.shape)
+        for port in map(_port, (*graph.input, *graph.value_info, *graph.output))
+        if port.shape is not None
+    }
+
+
 def _settings(memory_mb: int | None, threads: int, deterministic: bool) -> dict[str, Any]:
     return {
         "memory_mb": memory_mb,

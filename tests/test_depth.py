@@ -345,6 +345,36 @@ def test_a_latch_is_longer_than_the_data():
     assert measured.exceed_probability is None
 
 
+def test_a_sequence_that_none_is_longer_than_shows_all_and_its_length_is_exact():
+    # h_t = x_1 + … + x_t of x ≡ 1 errs by t − k at depth k: T alone is exact for ε < 1.
+    one = torch.ones(1, 1, dtype=torch.float64)
+    adder = recurrence(ElmanCell(one, one, torch.zeros(1, dtype=torch.float64), RELU))
+    x = torch.ones(3, 30, 1, dtype=torch.float64)
+    for whole in (False, True):
+        study = depth.study_recurrence(adder, x, whole=whole, unit_eps=0.5)
+        assert study.needed(0.5) == (30 if whole else None,) * 3
+        assert study.needed(20.5) == (10,) * 3
+        assert study.needed(10.5) == (20 if whole else None,) * 3
+        assert study.unit_depths() == (30 if whole else None,)
+    found = evidence.caveats(study, evidence.measured_depth(study, 0.5), 0.5, "rnn")
+    assert [f.id for f in found] == ["RA203"]  # three sequences are few; none is short
+    spent = depth.study_recurrence(adder, x, whole=True, budget_s=1e-9)
+    assert spent.needed(0.5) == (None,) * 3
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 2**31), gain=st.sampled_from([0.7, 2.0, 5.0]))
+def test_whole_sequences_need_of_a_grid_what_every_depth_shows(seed, gain):
+    rng = torch.Generator().manual_seed(seed)
+    stack = random_stack(["gru", "elman"], 2, 4, rng, bidirectional=True, gain=gain)
+    x = draw(rng, 3, 14, 2)
+    study, errors = depth.study_stack(stack, x, whole=True), layerwise_errors(stack, x)
+    for eps in EPSILONS:
+        for row, k in zip(errors, study.needed(eps), strict=True):
+            wrong = (row > eps * (1 + 1e-6)).nonzero()
+            assert k == (int(wrong.max()) + 1 if len(wrong) else 0)
+
+
 def test_an_error_of_zero_at_depth_zero_does_not_excuse_the_depths_after_it():
     # Unit 0 adds up x_0 and unit 1, the output, is relu(x_1 − unit 0). A pulse of x_0 at t = 1
     # silences x_1 = 1 at t = 2 … 10: the output is 0 in full, and so it is at depth 0.

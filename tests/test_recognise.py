@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnnaudit import cells, export
+from rnnaudit import api, cells, export
 from rnnaudit.cells.recognise import recognise
 from rnnaudit.model import ElmanCell, GRUCell, LSTMCell, Operation, Port, TracedCell
 from rnnaudit.reports import wording
@@ -529,6 +529,23 @@ def test_a_loop_is_replaced_by_each_form(tmp_path, form):
     assert [node.op_type for node in cut.graph.node][-1] == "Tanh"
     for a, b in zip(wanted, runtime(cut, {"X": x}), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_loop_is_measured_on_data_and_over_all_the_steps_that_its_graph_fixes(tmp_path):
+    path = tmp_path / "loop.onnx"
+    onnx.save(loop_lstm(), path)
+    data = np.asarray(draw(6, STEPS, INPUTS), np.float64)
+    report = api.truncate(path, tmp_path / "cut.onnx", data=data, eps=1e-6, time_budget=5.0)
+    (each,) = report.recurrences
+    (measured,) = [d.measured for d in each.depths if d.eps == 1e-6]
+    assert STEPS / 2 < measured.k <= STEPS  # more than half of any longer sequence would show
+    assert (measured.sequences, measured.synthetic) == (6, False)
+    assert report.export is not None
+    assert report.equivalence.passed
+    # The graph takes two rows: each of the six sequences is one of them.
+    assert report.equivalence.left_out == ()
+    known = {f.id for f in report.findings}
+    assert not known & {"RA202", "RA204", "RA305"}
 
 
 def test_a_truncated_loop_forgets_what_lies_before_its_depth(tmp_path):

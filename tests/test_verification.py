@@ -177,9 +177,10 @@ def test_inputs_repeat_with_their_seed_only():
         assert (a.values["x"] != c.values["x"]).any()
 
 
-def test_fixed_axes_keep_their_size():
+def test_fixed_axes_keep_their_size_and_are_tried_with_several_values():
     slot = Slot("x", "double", ("batch", "time", None), (2, 7, 3))
     made = feeds([slot], (1, 4), None, seed=0)
+    assert len({f.values["x"].tobytes() for f in made}) == 8
     assert {f.values["x"].shape for f in made} == {(2, 7, 3)}
     assert {(f.tried.batch, f.tried.length) for f in made} == {(2, 7)}
 
@@ -314,6 +315,50 @@ def test_axes_are_followed_from_the_recurrence_to_the_input(tmp_path):
     assert (ids.fill, ids.tokens, ids.main, ids.traced) == ("tokens", 7, True, True)
     assert h0.roles == (None, "batch", None)
     assert (h0.fill, h0.main) == ("zeros", False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "read", "roles"),
+    [
+        ("Reshape", [1, 5, 3], [5, 1, 3], ("batch", "time", None)),
+        ("Reshape", [5, 3], [5, 1, 3], ("time", None)),
+        ("Reshape", [1, 1, 5, 3], [5, 1, 3], ("batch", None, "time", None)),
+        ("Reshape", [15], [5, 1, 3], ("batch",)),  # split: the axes are not followed
+        ("Unsqueeze", [5, 3], [5, 1, 3], ("time", None)),
+        ("Squeeze", [1, 5, 1, 3], [5, 1, 3], ("batch", "time", None, None)),
+    ],
+)
+def test_axes_are_followed_through_changes_of_shape_that_only_move_ones(
+    kind, given, read, roles, tmp_path
+):
+    path = reshaped(tmp_path / "m.onnx", kind, given, read)
+    (slot,) = of_graph(loaders.load(path), describe(path))
+    assert slot.roles == roles or (kind == "Reshape" and len(given) == 1 and not slot.traced)
+
+
+def reshaped(path: Path, kind: str, given: list[int], read: list[int]) -> Path:
+    """Write a graph that reads x of one shape and gives an RNN the same in another."""
+    rng = np.random.default_rng(0)
+    moved = {"Reshape": read, "Unsqueeze": [1], "Squeeze": [0]}[kind]
+    stored = {
+        "to": np.int64(moved),
+        "W": rng.standard_normal((1, 2, 3)).astype(np.float32),
+        "R": rng.standard_normal((1, 2, 2)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node(kind, ["x", "to"], ["moved"]),
+        helper.make_node("RNN", ["moved", "W", "R"], ["y"], hidden_size=2, name="rnn"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, given)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
 
 
 def test_axes_that_lead_nowhere_go_by_their_names():

@@ -24,6 +24,9 @@ Array = np.ndarray[Any, Any]
 
 BATCHES = (1, 3)
 SYNTHETIC = ("normal", "saturating")
+FEWEST_SIZES = 4
+"""Where the graph fixes most sizes, each is tried again with other values, up to so many."""
+
 MOST_CHOICES = 8
 """Combinations of deciding inputs (flags, say) that are tried."""
 
@@ -103,8 +106,9 @@ def feeds(
     sizes = [(n, t) for t in _chosen(slots, "time", wanted) for n in batches]
     made = []
     # Every choice is made at every size: a branch that never ran was never compared.
-    turns = math.prod(len(slot.choices) or 1 for slot in slots)
-    for number, (n, t) in enumerate(sizes * min(turns, MOST_CHOICES)):
+    turns = min(math.prod(len(slot.choices) or 1 for slot in slots), MOST_CHOICES)
+    turns = max(turns, math.ceil(FEWEST_SIZES / len(sizes)))
+    for number, (n, t) in enumerate(sizes * turns):
         for kind, source in enumerate(SYNTHETIC):
             rng = np.random.default_rng([seed, number, kind])
             values = {slot.name: _synthetic(slot, source, n, t, rng) for slot in slots}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rnnaudit import runtime
 from rnnaudit.model import Layer, Model
 from rnnaudit.runtime import Interface, Port
 
@@ -125,7 +126,7 @@ def of_graph(model: Model, interface: Interface) -> tuple[Slot, ...]:
         raise ValueError(f"a model with a graph was wanted, got the weights of {model.path}")
     graph = model.graph.graph
     layers = [layer for stack in model.stacks for layer in stack.layers]
-    known = _followed(graph, layers)
+    known = _followed(graph, layers, _Sizes(model))
     symbols = {
         dim: role
         for port in interface.inputs
@@ -169,25 +170,55 @@ def _states(layers: Sequence[Layer]) -> frozenset[str]:
     )
 
 
-def _followed(graph: ir.Graph, layers: Sequence[Layer]) -> Mapping[str, Roles]:
+class _Sizes:
+    """The sizes of values, inferred when they are first asked for; None where they are unknown."""
+
+    def __init__(self, model: Model) -> None:
+        """Infer nothing yet."""
+        self._model = model
+        self._inferred: Mapping[str, tuple[int | None, ...]] | None = None
+
+    def of(self, value: ir.Value) -> tuple[int | None, ...] | None:
+        """Return what the graph says of a value, else what can be inferred."""
+        if value.shape is not None:
+            return tuple(d if isinstance(d, int) else None for d in value.shape)
+        if self._inferred is None:
+            self._inferred = runtime.sizes(self._model.runnable(inside=True))
+        return self._inferred.get(value.name or "")
+
+
+def _followed(graph: ir.Graph, layers: Sequence[Layer], sizes: _Sizes) -> Mapping[str, Roles]:
     """Follow what each layer reads back to a graph input, keeping track of its axes."""
     found: dict[str, Roles] = {}
     values = {v.name: v for node in graph for v in node.outputs} | {v.name: v for v in graph.inputs}
     for layer in layers:
-        if layer.site is None or layer.site.x not in values:
-            continue
-        value: ir.Value | None = values[layer.site.x]
-        roles: Roles = ("time", "batch", None)
-        if layer.site.layout == 1:
-            roles = ("batch", "time", None)
-        while value is not None and (producer := value.producer()) is not None:
-            value, roles = _before(producer, roles)
-        if value is not None and value.name is not None:
-            found.setdefault(value.name, roles)
+        for name, axes in _reads(layer, values, sizes):
+            value: ir.Value | None = values[name]
+            roles = axes
+            while value is not None and (producer := value.producer()) is not None:
+                value, roles = _before(producer, roles, sizes)
+            if value is not None and value.name is not None:
+                found.setdefault(value.name, roles)
     return found
 
 
-def _before(node: ir.Node, roles: Roles) -> tuple[ir.Value | None, Roles]:
+def _reads(
+    layer: Layer, values: Mapping[str | None, ir.Value], sizes: _Sizes
+) -> Iterator[tuple[str, Roles]]:
+    """Yield each value of the graph that a layer reads, with its axes."""
+    site = layer.site
+    if site is None:
+        return
+    if not site.reads and site.x in values:
+        yield site.x, ("batch", "time", None) if site.layout == 1 else ("time", "batch", None)
+    for reading in site.reads:
+        if reading.value in values and (known := sizes.of(values[reading.value])) is not None:
+            of: dict[int | None, Role] = {reading.batch: "batch", reading.time: "time"}
+            if reading.time is not None:
+                yield reading.value, tuple(of.get(axis) for axis in range(len(known)))
+
+
+def _before(node: ir.Node, roles: Roles, sizes: _Sizes) -> tuple[ir.Value | None, Roles]:
     """Step from a node's output to the input its axes come from; None where they do not."""
     source = node.inputs[0] if node.inputs else None
     if node.op_type == "Transpose" and "perm" in node.attributes:
@@ -195,11 +226,31 @@ def _before(node: ir.Node, roles: Roles) -> tuple[ir.Value | None, Roles]:
         if len(perm) != len(roles):
             return None, roles
         return source, tuple(roles[perm.index(axis)] for axis in range(len(perm)))
+    if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") and source is not None:
+        moved = _moved(sizes.of(source), sizes.of(node.outputs[0]), roles)
+        return (None, roles) if moved is None else (source, moved)
     if node.op_type == "Gather" and source is not None and source.is_initializer():
         return node.inputs[1], roles[:-1]  # an embedding: its last axis is the width
     if node.op_type in _KEEPS_AXES:
         return next((v for v in node.inputs if v and not v.is_initializer()), None), roles
     return None, roles
+
+
+def _moved(
+    before: Sequence[int | None] | None, after: Sequence[int | None] | None, roles: Roles
+) -> Roles | None:
+    """Give the axes before a change of shape the roles after it, where only axes of 1 moved.
+
+    None where a size is unknown, or another axis was split or joined.
+    """
+    if before is None or after is None or len(after) != len(roles):
+        return None
+    if [n for n in before if n != 1] != [n for n in after if n != 1] or None in before:
+        return None
+    both = list(zip(after, roles, strict=True))
+    wide = iter([role for n, role in both if n != 1])
+    ones = iter([role for n, role in both if n == 1 and role is not None])
+    return tuple(next(ones, None) if n == 1 else next(wide) for n in before)
 
 
 def _filled(graph: ir.Graph, slot: Slot, states: frozenset[str]) -> Slot:
