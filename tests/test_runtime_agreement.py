@@ -362,6 +362,41 @@ def test_a_cell_written_in_operators_takes_the_same_50_steps(tmp_path, writing, 
     )
 
 
+@pytest.mark.parametrize("over", ["time", "sequences"])
+@pytest.mark.parametrize("ends", [(0, 0), (3, 3), (3, 0)])
+def test_axes_are_the_same_from_either_end(tmp_path, ends, over):
+    """Two Scans; the second runs over time as the first, or over the sequences of the batch."""
+    along = (1 if over == "time" else 0) - ends[1]
+    nodes, constants = [], {"h0": np.zeros((BATCH, H), np.float32)}
+    constants["h1"] = np.zeros((BATCH if over == "time" else STEPS, H), np.float32)
+    for n, (x, reads, axes) in enumerate(
+        [("X", INPUTS, (0, 1 - ends[0])), ("Y0", H, (along, along))]
+    ):
+        step, _ = written("elman", "x", ["h"], "")
+        body = graph(
+            [*step, op("Identity", "h_next", "y")],
+            [info("h", ["N", H]), info("x", ["N", reads])],
+            [info(name, ["N", H]) for name in ("h_next", "y")],
+            {"W": draw(reads, H, seed=n), "U": draw(H, H, seed=5 + n), "b": draw(H, seed=n)},
+        )
+        ways = {"scan_input_axes": [axes[0]], "scan_output_axes": [axes[1]]}
+        names = f"h{n} {x}", f"last{n} Y{n}"
+        nodes.append(op("Scan", *names, name=f"scan{n}", body=body, num_scan_inputs=1, **ways))
+    outputs = [info(f"Y{n}", None) for n in (0, 1)]
+    proto = model(nodes, [info("X", ["T", "N", INPUTS])], outputs, constants)
+    found = load(saved(tmp_path, proto))
+    assert [len(s.layers) for s in found.stacks] == ([2] if over == "time" else [1, 1])
+    x = draw(STEPS, BATCH, INPUTS, scale=1)
+    out = session(proto)(X=x)
+    assert out["Y0"].shape == out["Y1"].shape == (BATCH, STEPS, H)
+    first, second = found.recurrences()
+    agrees(first, x, np.zeros((BATCH, H)), out["Y0"].swapaxes(0, 1))
+    y, z = (out[n].swapaxes(0, 1) if over == "time" else out[n] for n in ("Y0", "Y1"))
+    agrees(second, y, np.zeros((y.shape[1], H)), z)
+    layouts = [layer.site.layout for stack in found.stacks for layer in stack.layers]
+    assert layouts == [0, int(over == "time")]
+
+
 def test_layers_that_pack_their_states_take_the_same_50_steps(tmp_path):
     """Two LSTMs in one step per call, with all of their states in one value."""
     first, h_c = written("lstm", "x", ["h1", "c1"], "_1")
