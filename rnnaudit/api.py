@@ -12,7 +12,17 @@ from typing import Any, Literal, overload
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rnnaudit import assembly, checking, deviations, loaders, proving, replaying, swap, trial
+from rnnaudit import (
+    assembly,
+    checking,
+    conversion,
+    deviations,
+    loaders,
+    proving,
+    replaying,
+    swap,
+    trial,
+)
 from rnnaudit.data import Data, load_data, of_arrays
 from rnnaudit.effects import Effects
 from rnnaudit.errors import UnsupportedModelError, UsageError
@@ -383,6 +393,8 @@ def _truncated_file(
             help="choose another name",
             id="RA003",
         )
+    with tempfile.TemporaryDirectory(prefix="rnnaudit-") as folder:
+        conversion.check(model, opset, Path(folder) / "converted.onnx", eps=eps, seed=seed)
     found = _examined(model, data, settings, progress)
     obstacles = export.obstacles(model, streaming=streaming)
     wanted = Wanted(eps, max_depth, evidence, layer or "", obstacles)

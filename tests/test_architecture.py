@@ -24,7 +24,7 @@ FLOORS = {
             ("depth", "stabilize", "verification", "checking", "modules"),
             ("truncation", "observe", "evidence", "budget"),
             ("export", "examine"),
-            ("planning", "refutation", "proving", "effects", "deviations"),
+            ("planning", "refutation", "proving", "effects", "conversion", "deviations"),
             ("assembly", "trial", "replaying", "swap"),
             ("api",),
             ("sweep", "integrations"),

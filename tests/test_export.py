@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -770,11 +771,102 @@ def test_an_opset_that_onnx_cannot_convert_to_is_refused(tmp_path):
     model.graph.node.append(helper.make_node("LayerNormalization", ["y", "W"], ["z"]))
     model.graph.output[0].name = "z"
     onnx.save(model, path)
-    wanted = "opset 11 was wanted, and onnx cannot convert the graph from 17"
+    wanted = (
+        "opset 11 was wanted, got a graph with LayerNormalization, which came with opset 17; "
+        "leave out --opset, or give --opset 17 or more"
+    )
     with pytest.raises(UnsupportedModelError, match=wanted):
         truncate_graph(loaders.load(path), {"gru[0]": 3}, opset=11)
+    model.graph.node[-1].CopyFrom(helper.make_node("ReduceSum", ["y", "axes"], ["z"]))
+    axes = helper.make_tensor_value_info("axes", TensorProto.INT64, [1])
+    model.graph.input.append(axes)
+    onnx.save(model, path)
+    wanted = (
+        r"opset 11 was wanted, and onnx cannot convert the graph from 17: .*; leave out --opset"
+    )
+    with pytest.raises(UnsupportedModelError, match=wanted) as refused:
+        truncate_graph(loaders.load(path), {"gru[0]": 3}, opset=11)
+    assert "project" not in str(refused.value)
     with pytest.raises(UsageError, match="opset must be from 11 to 24, got 99"):
         truncate_graph(random_model(0, "gru"), {"rnn[0]": 3}, opset=99)
+
+
+def softmax_in_a_branch(path, opset):
+    """Write a GRU whose outputs pass a Softmax, of the axis that the opset takes, in a branch."""
+    shape = [None] * 3
+    branch, other = (
+        helper.make_graph(
+            [helper.make_node(kind, ["h"], [out])],
+            out,
+            [],
+            [helper.make_tensor_value_info(out, TensorProto.FLOAT, shape)],
+        )
+        for kind, out in (("Softmax", "soft"), ("Identity", "same"))
+    )
+    nodes = [
+        gru_node("gru", "x", "y0"),
+        helper.make_node("Squeeze", ["y0"], ["h"], axes=[1]),
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "sum"], ["square"]),
+        helper.make_node("Greater", ["square", "zero"], ["always"]),
+        helper.make_node("If", ["always"], ["y"], then_branch=branch, else_branch=other),
+    ]
+    inputs, extra = {"x": ["T", "N", 5]}, {"zero": np.float32(-1)}
+    cell = random_cell(4, "gru", inputs=5)
+    return graph_file(path, {"": [cell]}, nodes, inputs, {"y": 3}, opset=opset, extra=extra)
+
+
+def test_an_operator_in_a_branch_keeps_its_meaning_in_another_opset(tmp_path):
+    # Up to opset 12 Softmax flattens all axes from the second on; from 13 on it takes the last.
+    path = softmax_in_a_branch(tmp_path / "soft.onnx", 11)
+    report = rnnaudit.truncate(
+        path, tmp_path / "cut.onnx", depth=30, eps=1e-2, opset=17, time_budget=10
+    )
+    assert (report.export.opset, report.equivalence.passed) == (17, True)
+
+
+def test_a_graph_that_errs_in_another_opset_is_refused_before_it_is_cut(tmp_path, monkeypatch):
+    path = softmax_in_a_branch(tmp_path / "soft.onnx", 11)
+    convert = onnx.version_converter.convert_version
+
+    def wrong(model, opset):
+        made = convert(model, opset)
+        bodies = [a.g for node in made.graph.node for a in node.attribute if a.HasField("g")]
+        (softmax,) = (n for body in bodies for n in body.node if n.op_type == "Softmax")
+        softmax.attribute[0].i = 0
+        return made
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", wrong)
+    wanted = (
+        "a graph of opset 17 was wanted, and that of opset 11 does not convert: not truncated, "
+        r"it errs by [\d.]+, more than ε = 1e-2; leave out --opset, or export the model again"
+    )
+    with pytest.raises(UnsupportedModelError, match=wanted):
+        rnnaudit.truncate(path, tmp_path / "cut.onnx", depth=20, eps=1e-2, opset=17)
+    assert not (tmp_path / "cut.onnx").exists()
+
+
+@pytest.mark.parametrize(("was", "wanted"), [(18, 11), (11, 21)])
+def test_a_given_graph_goes_up_and_down_in_opset(tmp_path, was, wanted):
+    axes = (np.int64([1]),) if was >= 13 else ()
+    nodes = [
+        gru_node("gru", "x", "y0"),
+        helper.make_node("Squeeze", ["y0", "one"], ["h"])
+        if axes
+        else helper.make_node("Squeeze", ["y0"], ["h"], axes=[1]),
+        helper.make_node("Softmax", ["h"], ["y"], axis=2),
+    ]
+    path = graph_file(
+        tmp_path / "given.onnx",
+        *({"": [random_cell(4, "gru", inputs=5)]}, nodes, {"x": ["T", "N", 5]}, {"y": 3}),
+        opset=was,
+        extra={"one": axes[0]} if axes else None,
+    )
+    report = rnnaudit.truncate(
+        path, tmp_path / "cut.onnx", depth=40, eps=1e-2, opset=wanted, time_budget=10
+    )
+    assert report.export.opset == wanted
+    assert report.equivalence.passed
 
 
 def test_bfloat16_weights_are_written_as_float32():

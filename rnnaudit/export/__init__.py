@@ -5,13 +5,14 @@ from rnnaudit.export.build import assemble, build, check_opset
 from rnnaudit.export.choose import choose
 from rnnaudit.export.files import serialize, write
 from rnnaudit.export.stepwise import obstacles
-from rnnaudit.export.surgery import truncate_graph
+from rnnaudit.export.surgery import converted, truncate_graph
 
 __all__ = [
     "assemble",
     "build",
     "check_opset",
     "choose",
+    "converted",
     "obstacles",
     "serialize",
     "truncate_graph",

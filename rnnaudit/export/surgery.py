@@ -73,7 +73,7 @@ def truncate_graph(
             guarded=guarded,
         )
     else:
-        result = _converted(model.graph.clone(), opset)
+        _, _, result = converted(model.graph, opset)
         widened = Widened(result.graph)
         single = () if any(f.past for f in forms.values()) else stepwise(model)
         replaced = [
@@ -135,27 +135,62 @@ def _opset(graph: ir.Graph) -> int:
     return imports.get("", imports.get("ai.onnx", OLDEST_OPSET))
 
 
-def _converted(model: ir.Model, wanted: int | None) -> ir.Model:
-    """Return the model in the opset that is wanted, or in one that the forms are written in."""
+def converted(model: ir.Model, wanted: int | None) -> tuple[int, int, ir.Model]:
+    """Convert a graph to the opset that is wanted, or to one that the forms are written in.
+
+    Returns:
+        Its own opset, the new one and the graph in it; the source is not touched.
+
+    Raises:
+        UsageError: No form can be written in that opset.
+        UnsupportedModelError: The graph has no such opset.
+    """
+    model = model.clone()
     opset = _opset(model.graph)
     if wanted is not None:
         check_opset(wanted)
     target = wanted or (opset if opset >= OLDEST_OPSET else OPSET)
     model.ir_version = max(model.ir_version, 4)  # initializers that are no inputs
     if opset == target:
-        return model
+        return opset, target, model
     model.ir_version = max(model.ir_version, ir_version(target))
     import onnx.version_converter
 
+    if newer := _newer(model.graph, target):
+        kind = max(newer, key=newer.__getitem__)
+        raise UnsupportedModelError(
+            f"opset {target} was wanted, got a graph with {kind}, which came with opset "
+            f"{newer[kind]}",
+            help=f"leave out --opset, or give --opset {newer[kind]} or more",
+        )
     ir.external_data.load_to_model(model)
     try:
-        converted = onnx.version_converter.convert_version(ir.to_proto(model), target)
-        return ir.from_proto(converted)
+        proto = onnx.version_converter.convert_version(ir.to_proto(model), target)
+        return opset, target, ir.from_proto(proto)
     except Exception as error:
         raise UnsupportedModelError(
-            f"opset {target} was wanted, and onnx cannot convert the graph from {opset}: {error}",
+            f"opset {target} was wanted, and onnx cannot convert the graph from {opset}: "
+            f"{_brief(error)}",
             help="leave out --opset, or export the model again in the opset that is wanted",
         ) from error
+
+
+def _newer(graph: ir.Graph, opset: int) -> dict[str, int]:
+    """Return the operators that the opset does not have yet, with the opset that brought them."""
+    import onnx.defs
+
+    first: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            since = first.get(schema.name, schema.since_version)
+            first[schema.name] = min(since, schema.since_version)
+    kinds = {node.op_type for node in graph.all_nodes() if node.domain in ("", "ai.onnx")}
+    return {kind: first[kind] for kind in sorted(kinds) if first.get(kind, 0) > opset}
+
+
+def _brief(error: Exception) -> str:
+    """Return the last sentence of the converter's message, without places in its source."""
+    return " ".join(str(error).split()).rpartition("failed: ")[2][:200]
 
 
 def _replace(
