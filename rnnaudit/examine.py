@@ -354,6 +354,7 @@ def _examined(
                     work,
                     rows=rows,
                 ),
+                _noise(model, stack, inputs.groups, settings),
             )
         )
     names = " · ".join(dict.fromkeys(domain.name for domain in domains))
@@ -483,13 +484,6 @@ def _study(
     )
 
 
-def _refuted_alone(
-    recurrence: Recurrence,
-    domain: Domain,
-    x: Tensor,
-    settings: Settings,
-    work: _Work,
-    *,
 def _alone(recurrence: Recurrence) -> Stack:
     return Stack(recurrence.name, (Layer((recurrence,)),))
 
@@ -511,6 +505,13 @@ def _noise(
     return worst if math.isfinite(worst) else None
 
 
+def _refuted_alone(
+    recurrence: Recurrence,
+    domain: Domain,
+    x: Tensor,
+    settings: Settings,
+    work: _Work,
+    *,
     rows: Tensor | None,
     in_the_way: Obstacles | None,
 ) -> Refutation | None:
