@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import torch
@@ -170,6 +171,135 @@ def test_a_state_kept_between_calls_is_a_finding(tmp_path: Path) -> None:
     ]
     model = load(as_script(tmp_path, script(Remembering())))
     assert [(finding.id, finding.where) for finding in model.findings[1:]] == [("RA124", "past")]
+
+
+class Policy(nn.Module):
+    """Takes one step per call, and keeps its state in one of the ways that people have."""
+
+    def __init__(self, *, stacked: int = 1) -> None:
+        super().__init__()
+        self.memory = nn.GRU(3, 4, num_layers=stacked)
+        self.register_buffer("h", torch.zeros(stacked, 1, 4))
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("last", torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, h = self.memory(x * self.scale, self.h)
+        self.h.copy_(h)
+        self.last = y[-1]
+        return self.last
+
+
+class BySlice(Policy):
+    def forward(self, x: Tensor) -> Tensor:
+        y, h = self.memory(x * self.scale, self.h)
+        for i in range(2):
+            self.h[i] = h[i]
+        return y
+
+    @torch.jit.export
+    def reset(self) -> None:
+        self.h.zero_()
+
+
+class ByOut(Policy):
+    def forward(self, x: Tensor) -> Tensor:
+        y, h = self.memory(x * self.scale, self.h)
+        torch.add(h, 0.0, out=self.h)
+        return y
+
+
+class ByTuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTMCell(3, 4)
+        self.h = (torch.zeros(1, 4), torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c = self.memory(x, self.h)
+        self.h = (h, c)
+        return h
+
+
+class ByList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.GRUCell(3, 4)
+        self.h = [torch.zeros(1, 4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.memory(x, self.h[0])
+        self.h[0] = h
+        return h
+
+
+class FromNone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.GRUCell(3, 4)
+        self.h = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.memory(x, self.h)
+        self.h = h
+        return h
+
+
+# The compiler reads types, not the texts that annotations are here.
+ByTuple.__annotations__ = {"h": tuple[Tensor, Tensor]}
+ByList.__annotations__ = {"h": list[Tensor]}
+FromNone.__annotations__ = {"h": Optional[Tensor]}  # noqa: UP045
+
+
+class Box(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.zeros(1, 4))
+
+    def forward(self) -> Tensor:
+        return self.h
+
+
+class InABox(nn.Module):
+    """Keeps its state in a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.box = nn.GRUCell(3, 4), Box()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.memory(x, self.box.h)
+        self.box.h = h
+        return h
+
+
+@pytest.mark.parametrize(
+    ("module", "where"),
+    [
+        (Policy(), "h"),
+        (BySlice(stacked=2), "h"),
+        (ByOut(), "h"),
+        (ByTuple(), "h"),
+        (ByList(), "h"),
+        (FromNone(), "h"),
+        (InABox(), "box.h"),
+        (nn.Sequential(nn.Linear(3, 3), InABox()), "1.box.h"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_state_is_found_however_it_is_kept(tmp_path: Path, module: nn.Module, where: str) -> None:
+    model = load(as_script(tmp_path, script(module)))
+    found = [finding for finding in model.findings if finding.id in {"RA123", "RA124"}]
+    assert [(finding.id, finding.where) for finding in found] == [("RA124", where)]
+    assert "it was saved with values in it" not in found[0].message
+
+
+def test_a_state_that_tracing_left_behind_is_no_learned_one(tmp_path: Path) -> None:
+    traced = trace(Streaming().eval(), torch.ones(1, 1, 3))
+    assert bool(traced.hidden_state.any())
+    (found,) = load(as_script(tmp_path, traced)).findings
+    assert (found.id, found.where) == ("RA124", "hidden_state")
+    assert "it was saved with values in it, and the audit starts from zero" in found.message
 
 
 def test_a_cell_of_its_own_class_is_not_taken_for_pytorchs(tmp_path: Path) -> None:

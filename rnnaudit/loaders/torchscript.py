@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickletools
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,8 +23,10 @@ from torch import Tensor
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.findings import finding
 from rnnaudit.loaders.archive import Archive, opened
+from rnnaudit.loaders.exact import overclaims
 from rnnaudit.loaders.grouping import slot_of
 from rnnaudit.loaders.interface import Loader, brief, listed
+from rnnaudit.loaders.kept import LONGEST_LINE, kept
 from rnnaudit.loaders.named import Source, read_model
 from rnnaudit.loaders.nested import named_tensors
 from rnnaudit.loaders.packed import Packed
@@ -32,7 +35,6 @@ from rnnaudit.model import RELU, TANH, Activation, Model
 from rnnaudit.results import Finding
 
 MOST_CLASSES = 2000
-LONGEST_LINE = 4096
 
 _OWN = re.compile(r"__torch__\.torch\.nn\.modules\.rnn\.")
 _CALL = re.compile(r"\btorch\.(?:lstm|gru|rnn_tanh|rnn_relu)(?:_cell)?\(")
@@ -45,7 +47,7 @@ _TRAINING = re.compile(
 _CONSTANT = re.compile(
     r"\b(num_layers|dropout) : Final\[(?:int|float)\] = (\d{1,4}(?:\.\d{0,9})?)$", re.MULTILINE
 )
-_SET = re.compile(r"^ *self\.(\w{1,100}) = ", re.MULTILINE)
+_BY_NAME = ("RA123", "RA124")
 _QUANTISED = re.compile(r"\.classes\.rnn\.|\.quantized\.")
 _PACKED = re.compile(
     r"\.classes\.rnn\.CellParamsBase$|\.classes\.quantized\.LinearPackedParamsBase$"
@@ -142,9 +144,10 @@ class TorchScriptLoader:
             model = read_model(tensors, source)
         except UnsupportedModelError as error:
             raise _explained(path, error, classes, code) from None
-        said = {each.where for each in model.findings}
-        kept = (each for each in _kept(root, code) if each.where not in said)
-        return replace(model, findings=(*model.findings, *kept))
+        state = {each.where: each for each in _kept(root, code)}
+        # What the code says of a tensor goes before what its name says.
+        said = (e for e in model.findings if e.where not in state or e.id not in _BY_NAME)
+        return replace(model, findings=(*said, *state.values()))
 
 
 def _weights_only(archive: Archive) -> io.BytesIO:
@@ -161,11 +164,13 @@ def _weights_only(archive: Archive) -> io.BytesIO:
 def _classes(path: Path, pickled: bytes) -> list[str]:
     """Name the archive's own classes, from the opcodes of its pickle alone."""
     try:
-        found = {
-            str(argument).replace(" ", ".")
-            for opcode, argument, _ in pickletools.genops(pickled)
-            if opcode.name == "GLOBAL" and str(argument).startswith("__torch__")
-        }
+        with warnings.catch_warnings():  # pickletools warns of what damage escapes
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = {
+                str(argument).replace(" ", ".")
+                for opcode, argument, _ in pickletools.genops(pickled)
+                if opcode.name == "GLOBAL" and str(argument).startswith("__torch__")
+            }
     except (ValueError, UnicodeDecodeError) as error:
         raise LoadError(
             f"{path} is a damaged TorchScript archive: {brief(error)}",
@@ -181,15 +186,26 @@ def _classes(path: Path, pickled: bytes) -> list[str]:
 
 def _kept(root: object, code: Mapping[str, str]) -> Iterator[Finding]:
     """Find the tensors that the code of one call sets and that of the next reads."""
-    for where, record in _records(root):
+    records = dict(_records(root))
+    for where, record in records.items():
         if record.kind.startswith("__torch__.torch."):  # a normalisation counts its batches
             continue
-        text = _text(record.kind, code)
-        for name in dict.fromkeys(_SET.findall(text)):
-            read = re.search(rf"= self\.{name}$", text, re.MULTILINE) is not None
-            if read and isinstance(record.get(name), Tensor):
-                message = "a tensor that the code sets, and reads again at the next call"
-                yield finding("RA124", f"{where}.{name}".lstrip("."), message)
+        for module, name in kept(_text(record.kind, code), (where, record), Record):
+            value = records[module].get(name) if module in records else None
+            tensors = _tensors(value)
+            if not tensors and value is not None:
+                continue
+            message = "a tensor that the code sets, and reads again at the next call"
+            if any(not overclaims(each) and bool(each.any()) for each in tensors):
+                message += "; it was saved with values in it, and the audit starts from zero"
+            yield finding("RA124", f"{module}.{name}".lstrip("."), message)
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """Return a tensor, or the tensors of a list of them; nothing of anything else."""
+    held = list(value) if isinstance(value, list | tuple) else [value]
+    tensors = [each for each in held if isinstance(each, Tensor)]
+    return tensors if len(tensors) == len(held) else []
 
 
 def _recurrent(root: object) -> Iterator[tuple[str, Record]]:
