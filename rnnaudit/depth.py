@@ -181,7 +181,7 @@ def merged(study: DepthStudy, owners: Tensor) -> DepthStudy:
     if len(names) == len(owners):
         return study
     errors = study.errors.new_zeros(len(names), study.errors.shape[1])
-    errors.index_reduce_(0, rows, study.errors, "amax")
+    errors.scatter_reduce_(0, rows.unsqueeze(1).expand_as(study.errors), study.errors, "amax")
     first = [int((rows == n).nonzero()[0]) for n in range(len(names))]
     return replace(
         study,

@@ -9,7 +9,7 @@ convolution is measured on what the convolution gives it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class Observation:
         findings: What could not be measured as asked.
         whole: Whether the graph gives each stack as many steps as there are here, whatever it is
             given, by the stack's position.
+        guessed: Whether nothing is known of what the graph gives a stack, by its position: its
+            inputs were made up for it alone.
     """
 
     stacks: tuple[tuple[Tensor, ...], ...]
@@ -71,6 +73,7 @@ class Observation:
     description: str
     findings: tuple[Finding, ...] = ()
     whole: tuple[bool, ...] = ()
+    guessed: tuple[bool, ...] = ()
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -105,8 +108,13 @@ def observe(
         model, given, seed, input_range=input_range, sequences=sequences, length=length
     )
     described = _description(data if given else None, rows, made_up)
-    fixed = tuple(i in whole for i in range(len(model.stacks)))
-    return _observation(model, rows, made_up, described, findings, whole=fixed)
+    every = range(len(model.stacks))
+    found = _observation(model, rows, made_up, described, findings)
+    return replace(
+        found,
+        whole=tuple(i in whole for i in every),
+        guessed=tuple(not model.direct and i not in given for i in every),
+    )
 
 
 def observe_rows(
@@ -161,8 +169,6 @@ def _observation(
     made_up: tuple[bool, ...],
     description: str,
     findings: tuple[Finding, ...],
-    *,
-    whole: tuple[bool, ...] = (),
 ) -> Observation:
     seen: dict[str, tuple[Tensor, ...]] = {}
     for stack, rows in zip(model.stacks, stacks, strict=True):
@@ -176,7 +182,8 @@ def _observation(
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
         description,
         findings,
-        whole or (False,) * len(model.stacks),
+        (False,) * len(model.stacks),
+        (False,) * len(model.stacks),
     )
 
 

@@ -200,6 +200,14 @@ def _divided_proof(
 def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Mapping[str, str]:
     """Say by label why no measured depth of a recurrence will do; its layer then stays."""
     source = "synthetic inputs" if stack.synthetic else "the data"
+    search = stack.refutation
+    guessed = found.seen.guessed[found.stacks.index(stack)]
+    if guessed and search is not None and search.never_forgets(wanted.eps):
+        reason = (
+            f"it never forgets some inputs (a witness shows more than {search.horizon} steps), and "
+            "no data show what the graph gives it"
+        )
+        return {recurrence.label: reason for recurrence in wanted.cut(stack)}
     rows = usable(found, stack, wanted.eps / MARGIN)
     reasons = {}
     for recurrence in wanted.cut(stack):

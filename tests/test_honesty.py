@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rnnaudit
 from rnnaudit import api
 from rnnaudit.data import Data
+from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.reports import wording
 from rnnaudit.reports.numbers import near, up
 from rnnaudit.runtime import describe
@@ -252,7 +253,9 @@ def test_truncate_and_verify_judge_by_one_rule(evidence, tmp_path):
     assert inside == (evidence == "proved")
 
 
-def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(tmp_path):
+def branches(path, then, other, *, u=1.0):
+    """Write an If of two cells h' = tanh(w h + u x), with w = ``then`` or ``other``."""
+
     def branch(name):
         node = helper.make_node("RNN", ["X", "W", name], [f"Y{name}"], hidden_size=1, name=name)
         return helper.make_graph([node], name, [], [value(f"Y{name}", ["T", 1, "N", 1])])
@@ -265,10 +268,33 @@ def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(t
         "g",
         [value("X", ["T", "N", 1]), value("flag", [], TensorProto.BOOL)],
         [value("out", ["T", 1, "N", 1])],
-        [*unit(), weight("a", [[[0.5]]]), weight("b", [[[0.25]]])],
+        [weight("W", [[[u]]]), weight("a", [[[then]]]), weight("b", [[[other]]])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, tmp_path / "branches.onnx")
+    onnx.save(model, path)
+    return path
+
+
+def test_a_latch_that_no_data_reach_is_not_cut_on_inputs_of_its_own(tmp_path):
+    why = (
+        "it never forgets some inputs (a witness shows more than 256 steps), and no data show "
+        "what the graph gives it"
+    )
+    report = api.truncate(branches(tmp_path / "m.onnx", 2.0, 0.5, u=4.0), tmp_path / "cut.onnx")
+    assert report.equivalence.passed
+    (stays,) = [s for s in report.skipped if s.reason == why]
+    (cut,) = report.export.truncations
+    assert {stays.where, cut.recurrence} == {r.label for r in report.recurrences}
+    with pytest.raises(UnsupportedModelError) as refused:
+        api.truncate(branches(tmp_path / "two.onnx", 2.0, 2.5, u=4.0), tmp_path / "no.onnx")
+    assert f"got none: {', '.join(r.label for r in report.recurrences)}: {why}" in str(
+        refused.value
+    )
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_a_recurrence_in_a_branch_is_measured_on_inputs_of_its_own_and_says_so(tmp_path):
+    branches(tmp_path / "branches.onnx", 0.5, 0.25)
     data = Data({"X": ones(n=3).inputs[""]}, "three.npy")
     report = api.audit(tmp_path / "branches.onnx", data=data)
     assert len(report.recurrences) == 2
