@@ -23,7 +23,7 @@ from rnnaudit import (
     swap,
     trial,
 )
-from rnnaudit.data import Data, load_data, of_arrays
+from rnnaudit.data import Data, InputRange, load_data, of_arrays
 from rnnaudit.effects import Effects
 from rnnaudit.errors import UnsupportedModelError, UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
@@ -92,7 +92,7 @@ def audit(
     eps: float = 1e-3,
     norm: Norm = "max",
     data: Sequences | None = None,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     layer: str | None = None,
     witness: str | Path | None = None,
     seed: int = 0,
@@ -111,8 +111,8 @@ def audit(
         data: Sequences to measure on, or where to read them: a path, an array [T, F] or
             [N, T, F], a list of arrays [T, F], or a mapping of these by graph input;
             synthetic ones without.
-        input_range: Bounds of every input feature that proofs assume; without, the data's
-            box, or |x| ≤ 1.
+        input_range: Bounds of every input feature that proofs assume, or ``one-hot``; without,
+            the data's box (their one-hot vectors, where they are such), or |x| ≤ 1.
         layer: Audit only recurrences whose label contains this.
         witness: Where to save the inputs that refute most depths for ``eps``, if any are
             found: an ``.npz`` of ``prefix`` [P, I], ``inputs`` [L, I] and ``distances``
@@ -156,7 +156,7 @@ def truncate(
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
     data: Sequences | Calls | None = None,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     layer: str | None = None,
     form: Literal["auto", "window", "chunk"] = "auto",
     steps: int | None = None,
@@ -178,7 +178,7 @@ def truncate(
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
     data: Sequences | None = None,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     layer: str | None = None,
     form: FormName | Literal["auto"] = "auto",
     keep_ops: bool = False,
@@ -264,7 +264,7 @@ def truncate_module(
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
     data: Sequences | Calls | None = None,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     layer: str | None = None,
     form: Literal["auto", "window", "chunk"] = "auto",
     steps: int | None = None,
@@ -358,7 +358,7 @@ def _truncated_file(
     evidence: Literal["proved", "measured"] | None = None,
     max_depth: int = MAX_DEPTH,
     data: Sequences | None = None,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     layer: str | None = None,
     form: FormName | Literal["auto"] = "auto",
     keep_ops: bool = False,
@@ -474,7 +474,7 @@ def certify(
     eps: float = 1e-3,
     norm: Norm = "max",
     data: Sequences | None = None,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     layer: str | None = None,
     seed: int = 0,
     time_budget: float | None = None,

@@ -167,11 +167,12 @@ def _info(model: Model) -> ModelInfo:
 
 
 def _record(settings: Settings, data: Data | None, layer: str | None) -> dict[str, object]:
+    bounds = settings.input_range
     return {
         "eps": settings.eps,
         "seed": settings.seed,
         "data": None if data is None else data.source,
-        "input_range": None if settings.input_range is None else list(settings.input_range),
+        "input_range": list(bounds) if isinstance(bounds, tuple) else bounds,
         "layer": layer,
         "confidence": settings.confidence,
         "exceed": settings.exceed,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
@@ -80,19 +80,26 @@ class Data:
         return f"{self.count} {noun} of {steps} {unit} from {Path(self.source).name}"
 
 
-def parse_range(text: str) -> tuple[float, float]:
-    """Read an input range ``LO:HI``.
+InputRange = tuple[float, float] | Literal["one-hot"]
+"""The inputs that proofs and counterexamples speak of: bounds of all features, or tokens."""
+
+
+def parse_range(text: str) -> InputRange:
+    """Read an input range ``LO:HI``, or ``one-hot``.
 
     Raises:
-        UsageError: Not two finite numbers with LO < HI.
+        UsageError: Neither that nor two finite numbers with LO < HI.
     """
+    if text == "one-hot":
+        return "one-hot"
     try:
         low, high = (float(part) for part in text.split(":"))
     except ValueError:
         low = high = np.nan
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         raise UsageError(
-            f"an input range must be LO:HI, two finite numbers with LO < HI, got {text!r}",
+            f"an input range must be LO:HI, two finite numbers with LO < HI, or one-hot, "
+            f"got {text!r}",
             help="for example -1:1",
         )
     return low, high

@@ -19,11 +19,13 @@ from rnnaudit.certificates import (
     StackCertificate,
     certify_stack,
 )
+from rnnaudit.data import InputRange
 from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import (
     Obstacles,
     Refutation,
+    is_one_hot,
     lambda_below,
     norm_curve,
     obstacles,
@@ -82,6 +84,9 @@ SPECTRUM = 3e10
 ORTHONORMALISED = 100
 """Multiplications of one step for each unit of a tangent to be made orthogonal to the others."""
 
+ONE_HOT, ONE_HOT_DATA = "the one-hot vectors", "the one-hot vectors of the data"
+"""Names of domains in which every input has one feature of 1 and no other."""
+
 LAYERWISE = 8
 """How much dearer a layer by layer study is: each depth starts from nothing."""
 
@@ -96,7 +101,7 @@ class Settings:
     exceed: float | None = None
     seed: int = 0
     time_budget: float | None = None
-    input_range: tuple[float, float] | None = None
+    input_range: InputRange | None = None
     pictures: bool = False
 
     def __post_init__(self) -> None:
@@ -118,6 +123,10 @@ class Settings:
             raise UsageError(f"the seed must be from 0 to 2⁶³ − 1, got {self.seed}")
         if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
             raise UsageError(f"the time budget must be a positive number of seconds, got {seconds}")
+        if isinstance(self.input_range, str) and self.input_range != "one-hot":
+            raise UsageError(
+                f"the input range must be two numbers or one-hot, got {self.input_range!r}"
+            )
 
     @property
     def epsilons(self) -> tuple[float, ...]:
@@ -563,8 +572,10 @@ def _refuted(
 
 
 def _rows(model: Model, stack: Stack, domain: Domain) -> Tensor | None:
-    """Return the rows [V, I] that a stack can read in a domain, where it reads an embedding."""
+    """Return the rows [V, I] that a stack can read in a domain, where its inputs are tokens."""
     rows = vocabulary(model, stack)
+    if rows is None and domain.name in (ONE_HOT, ONE_HOT_DATA):
+        rows = torch.eye(stack.input_size, dtype=torch.float64)
     if rows is None:
         return None
     low, high = domain.box(stack.input_size)
@@ -654,13 +665,19 @@ def domain_of(
     """Return the inputs that proofs cover: the range given, the data's box, or |x| ≤ 1.
 
     Behind other operators of a graph a layer's own inputs are not the caller's, so that
-    their box on the data, or on synthetic inputs, is all that is known.
+    their box on the data, or on synthetic inputs, is all that is known. Of one-hot inputs it is
+    the box around them, which is proved for; counterexamples are of such inputs alone.
     """
-    if model.direct and settings.input_range is not None:
-        low, high = settings.input_range
+    wanted = settings.input_range if model.direct else None
+    if isinstance(wanted, str):
+        return Domain(0.0, 1.0, ONE_HOT)
+    if wanted is not None:
+        low, high = wanted
         return Domain(low, high, f"{exact(low)} ≤ x ≤ {exact(high)}")
     if model.direct and synthetic:
         return Domain()
+    if model.direct and is_one_hot(groups):
+        return Domain(*_box(groups), ONE_HOT_DATA)
     whose = "the data" if model.direct else "what the layer reads here"
     return Domain(*_box(groups), f"the box of {whose}")
 

@@ -9,7 +9,8 @@ convolution is measured on what the convolution gives it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,15 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rnnaudit import cells, runtime
-from rnnaudit.data import UNNAMED, Data
+from rnnaudit.data import UNNAMED, Data, InputRange
 from rnnaudit.errors import LoadError
-from rnnaudit.estimators.probes import KINDS, synthetic
+from rnnaudit.estimators.probes import KINDS, synthetic_within
 from rnnaudit.findings import finding
 from rnnaudit.model import Model, Reading, Site, Stack
 from rnnaudit.results import Finding
 from rnnaudit.verification.calls import by_step, in_steps, over_calls, stepped
 from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.slots import of_graph
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 SEQUENCES = 35
 LENGTH = 256
@@ -60,8 +64,6 @@ class Observation:
         findings: What could not be measured as asked.
         whole: Whether the graph gives each stack as many steps as there are here, whatever it is
             given, by the stack's position.
-        guessed: Whether nothing is known of what the graph gives a stack, by its position: its
-            inputs were made up for it alone.
     """
 
     stacks: tuple[tuple[Tensor, ...], ...]
@@ -73,7 +75,6 @@ class Observation:
     description: str
     findings: tuple[Finding, ...] = ()
     whole: tuple[bool, ...] = ()
-    guessed: tuple[bool, ...] = ()
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -87,7 +88,7 @@ def observe(
     data: Data | None,
     *,
     seed: int,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
     sequences: int = SEQUENCES,
     length: int = LENGTH,
 ) -> Observation:
@@ -108,13 +109,8 @@ def observe(
         model, given, seed, input_range=input_range, sequences=sequences, length=length
     )
     described = _description(data if given else None, rows, made_up)
-    every = range(len(model.stacks))
-    found = _observation(model, rows, made_up, described, findings)
-    return replace(
-        found,
-        whole=tuple(i in whole for i in every),
-        guessed=tuple(not model.direct and i not in given for i in every),
-    )
+    fixed = tuple(i in whole for i in range(len(model.stacks)))
+    return _observation(model, rows, made_up, described, findings, whole=fixed)
 
 
 def observe_rows(
@@ -123,7 +119,7 @@ def observe_rows(
     description: str,
     *,
     seed: int,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
 ) -> Observation:
     """Take what stacks of a live module were seen to read, and synthetic inputs for the others.
 
@@ -150,7 +146,7 @@ def _filled_up(
     given: Mapping[int, _Rows],
     seed: int,
     *,
-    input_range: tuple[float, float] | None,
+    input_range: InputRange | None,
     sequences: int = SEQUENCES,
     length: int = LENGTH,
 ) -> list[_Rows]:
@@ -169,6 +165,8 @@ def _observation(
     made_up: tuple[bool, ...],
     description: str,
     findings: tuple[Finding, ...],
+    *,
+    whole: tuple[bool, ...] = (),
 ) -> Observation:
     seen: dict[str, tuple[Tensor, ...]] = {}
     for stack, rows in zip(model.stacks, stacks, strict=True):
@@ -182,8 +180,7 @@ def _observation(
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
         description,
         findings,
-        (False,) * len(model.stacks),
-        (False,) * len(model.stacks),
+        whole or (False,) * len(model.stacks),
     )
 
 
@@ -247,12 +244,11 @@ def _made_up(
     sequences: int,
     length: int,
     seed: int,
-    input_range: tuple[float, float] | None,
+    input_range: InputRange | None,
 ) -> Tensor:
     """Return synthetic inputs [N, T, I], within the range where one is given."""
-    low, high = (None, None) if input_range is None else input_range
-    return synthetic(
-        stack.input_size, sequences=sequences, length=length, seed=seed, low=low, high=high
+    return synthetic_within(
+        stack.input_size, sequences=sequences, length=length, seed=seed, input_range=input_range
     )
 
 
@@ -320,7 +316,7 @@ def _captured(
     data: Data | None,
     *,
     seed: int,
-    input_range: tuple[float, float] | None,
+    input_range: InputRange | None,
     sequences: int,
     length: int,
 ) -> tuple[dict[int, _Rows], tuple[Finding, ...], frozenset[int]]:
@@ -466,7 +462,7 @@ def _entries(value: Tensor, reading: Reading) -> Tensor:
 
 
 def vocabulary(model: Model, stack: Stack) -> Tensor | None:
-    """Return all inputs [V, I] that a stack can read, where they are an embedding's rows.
+    """Return all inputs [V, I] of a stack that reads an embedding or a graph's one-hot vectors.
 
     None where anything but a change of layout stands between the two.
     """
@@ -479,6 +475,8 @@ def vocabulary(model: Model, stack: Stack) -> Tensor | None:
     while node is not None and node.op_type in ("Identity", "Transpose", "Squeeze", "Unsqueeze"):
         value = node.inputs[0]
         node = None if value is None else value.producer()
+    if node is not None and node.op_type == "OneHot":
+        return _one_hot(node, stack.input_size)
     if node is None or node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
         return None
     table = node.inputs[0]
@@ -486,3 +484,12 @@ def vocabulary(model: Model, stack: Stack) -> Tensor | None:
         return None
     rows = _exact(table.const_value.numpy())
     return rows if rows.shape[1:] == (stack.input_size,) else None
+
+
+def _one_hot(node: ir.Node, width: int) -> Tensor | None:
+    """Return what a OneHot node can give along its last axis; None where that is not known."""
+    values = node.inputs[2]
+    if values is None or values.const_value is None or node.attributes.get_int("axis", -1) != -1:
+        return None
+    off, on = _exact(values.const_value.numpy())
+    return torch.where(torch.eye(width) > 0, on, off)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ import rnnaudit
 from rnnaudit import cells
 from rnnaudit.cells.chain import Chain
 from rnnaudit.certificates import Domain, certify
+from rnnaudit.errors import UsageError
 from rnnaudit.estimators.adversary import Witness, distances, refute
 from rnnaudit.model import (
     RELU,
@@ -238,3 +240,86 @@ def test_an_audit_tries_only_the_rows_of_a_graph_s_embedding(tmp_path):
     with np.load(tmp_path / "w.npz") as found:
         used = np.concatenate([found["prefix"], found["inputs"]]).astype(np.float32)
     assert set(used.ravel()) <= set(initializers["E"].ravel())
+
+
+def switch(weights, bias=0.0):
+    """Return h' = tanh(5h + w·x + bias), which tokens set, hold or unset."""
+    module = torch.nn.RNN(3, 1)
+    with torch.no_grad():
+        module.weight_ih_l0.copy_(torch.tensor([weights]))
+        module.weight_hh_l0.fill_(5.0)
+        module.bias_ih_l0.fill_(bias)
+        module.bias_hh_l0.fill_(0.0)
+    return module
+
+
+def tokens(count=25, length=30, vocabulary=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.eye(vocabulary)[rng.integers(vocabulary, size=(count, length))]
+
+
+def one_hot(path):
+    with np.load(path) as found:
+        x = np.concatenate([found["prefix"], found["inputs"]])
+    return set(np.unique(x)) <= {0.0, 1.0} and bool((x.sum(1) == 1).all())
+
+
+def test_of_one_hot_data_counterexamples_are_one_hot_and_nothing_between_is_tried(tmp_path):
+    model, saved = tmp_path / "switch.pt", tmp_path / "w.npz"
+    # From h = −1 both x₀ and x₁ would be needed to set it, which no token gives.
+    torch.save(switch([5.0, 5.0, -5.0], -7.0).state_dict(), model)
+    between = rnnaudit.audit(model, data=tokens(), input_range=(0, 1), witness=saved)
+    assert (between.verdict, between.depth.refuted_below) == ("unstable", 257)
+    assert not one_hot(saved)
+    report = rnnaudit.audit(model, data=tokens(), witness=saved)
+    assert report.domain == "the one-hot vectors of the data"
+    assert 0 < report.depth.refuted_below < 10
+    assert one_hot(saved)
+    assert rnnaudit.replay(model, saved).replay.passed
+    torch.save(switch([5.0, -5.0, 0.0]).state_dict(), model)  # the third token holds it
+    report = rnnaudit.audit(model, data=tokens(), witness=saved)
+    assert (report.verdict, report.depth.refuted_below) == ("unstable", 257)
+    assert one_hot(saved)
+
+
+def test_one_hot_inputs_can_be_asked_for_and_are_then_all_that_is_drawn(tmp_path, capsys):
+    from rnnaudit.cli import app
+
+    torch.save(switch([5.0, -5.0, 0.0]).state_dict(), tmp_path / "switch.pt")
+    model, saved = str(tmp_path / "switch.pt"), str(tmp_path / "w.npz")
+    asked = ["inspect", model, "--input-range", "one-hot", "--witness", saved, "--format", "json"]
+    assert app.main(asked) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["depth"]["domain"] == "the one-hot vectors"
+    assert report["settings"]["input_range"] == "one-hot"
+    assert report["data"] == "35 synthetic sequences of 256 steps, |x| up to 1"
+    assert one_hot(saved)
+    with pytest.raises(UsageError, match="two numbers or one-hot, got 'words'"):
+        rnnaudit.audit(model, input_range="words")
+
+
+def test_the_one_hot_vectors_that_a_graph_makes_of_tokens_are_its_rows(tmp_path):
+    weights = {
+        "depth": np.array(3, np.int64),
+        "values": np.array([0.0, 1.0], np.float32),
+        "W": np.array([[[5.0, 5.0, -5.0]]], np.float32),
+        "R": np.full((1, 1, 1), 5.0, np.float32),
+    }
+    nodes = [
+        helper.make_node("OneHot", ["tokens", "depth", "values"], ["hot"]),
+        helper.make_node("RNN", ["hot", "W", "R"], ["Y"], hidden_size=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["T", "N"])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["T", 1, "N", 1])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    path, saved = tmp_path / "hot.onnx", tmp_path / "w.npz"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    report = rnnaudit.audit(path, witness=saved)
+    assert report.depth.refuted_below > 0
+    assert one_hot(saved)

@@ -9,7 +9,7 @@ import typer
 from rnnaudit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rnnaudit.data import Data
+    from rnnaudit.data import Data, InputRange
     from rnnaudit.model import Model
 
 
@@ -85,11 +85,11 @@ def model(
     return api.build(factory, path)
 
 
-def bounds(text: str | None) -> tuple[float, float] | None:
+def bounds(text: str | None) -> InputRange | None:
     """Read ``--input-range``; None without it.
 
     Raises:
-        UsageError: Not two finite numbers LO:HI.
+        UsageError: Neither two finite numbers LO:HI nor one-hot.
     """
     if text is None:
         return None

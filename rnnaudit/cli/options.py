@@ -133,7 +133,7 @@ InputRange = Annotated[
     typer.Option(
         "--input-range",
         metavar="LO:HI",
-        help="Inputs that proofs cover; else the data's box, else -1:1.",
+        help="Inputs that proofs cover, or one-hot; else the data's, else -1:1.",
         rich_help_panel=_DATA,
     ),
 ]

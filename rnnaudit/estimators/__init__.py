@@ -6,7 +6,7 @@ from rnnaudit.estimators.lyapunov import lyapunov, spectrum
 from rnnaudit.estimators.obstacles import Bistability, Obstacles, obstacles
 from rnnaudit.estimators.pictures import pictures
 from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
-from rnnaudit.estimators.probes import synthetic
+from rnnaudit.estimators.probes import is_one_hot, synthetic, synthetic_within
 from rnnaudit.estimators.products import norm_curve
 from rnnaudit.estimators.states import sample
 
@@ -16,6 +16,7 @@ __all__ = [
     "Recording",
     "Refutation",
     "Witness",
+    "is_one_hot",
     "lambda_below",
     "lyapunov",
     "norm_below",
@@ -28,6 +29,7 @@ __all__ = [
     "spectral_norms",
     "spectrum",
     "synthetic",
+    "synthetic_within",
     "within_reach",
     "witness",
 ]

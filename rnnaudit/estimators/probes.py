@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from rnnaudit.data import InputRange
 
 KINDS = ("standard normal", "uniform", "saturating", "constant", "pulse")
 """The kinds in turn: sequence n is of kind ``KINDS[n % 5]``."""
@@ -56,3 +60,22 @@ def synthetic(
         ends = [torch.as_tensor(end, dtype=x.dtype) for end in (low, high)]
         x = x.clamp(*ends)
     return x
+
+
+def synthetic_within(
+    input_size: int, *, sequences: int, length: int, seed: int, input_range: InputRange | None
+) -> Tensor:
+    """Return the same within a range; one-hot ones take the largest feature of each step."""
+    if input_range == "one-hot":
+        x = synthetic(input_size, sequences=sequences, length=length, seed=seed)
+        return torch.eye(input_size, dtype=x.dtype)[x.argmax(-1)]
+    low, high = (None, None) if input_range is None else input_range
+    return synthetic(input_size, sequences=sequences, length=length, seed=seed, low=low, high=high)
+
+
+def is_one_hot(groups: Sequence[Tensor]) -> bool:
+    """Whether every input of these [N, T, I] has one feature of 1 and no other, of two or more."""
+    return all(
+        x.shape[-1] > 1 and bool(((x == 0) | (x == 1)).all()) and bool((x.sum(-1) == 1).all())
+        for x in groups
+    )

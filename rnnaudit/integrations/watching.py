@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # torch takes seconds
     from torch import nn
 
     from rnnaudit.api import Sequences, Source
+    from rnnaudit.data import InputRange
     from rnnaudit.policy import Policy
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Question(TypedDict, total=False):
     eps: float
     norm: Norm
     data: Sequences | None
-    input_range: tuple[float, float] | None
+    input_range: InputRange | None
     layer: str | None
     seed: int
     confidence: float

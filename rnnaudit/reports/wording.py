@@ -291,6 +291,8 @@ def _carried(report: Report) -> tuple[str, ...]:
     options: list[str] = []
     if isinstance(data, str):
         options += ("--data", data)
+    if isinstance(bounds, str):
+        options += ("--input-range", bounds)
     if isinstance(bounds, (list, tuple)):
         options += ("--input-range", ":".join(f"{end!r}" for end in bounds))
     if isinstance(layer, str):

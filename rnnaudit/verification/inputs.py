@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rnnaudit.data import UNNAMED, Data
+from rnnaudit.data import UNNAMED, Data, InputRange
 from rnnaudit.errors import LoadError, UnsupportedModelError
-from rnnaudit.estimators.probes import synthetic
+from rnnaudit.estimators.probes import synthetic_within
 from rnnaudit.reports.numbers import counted
 from rnnaudit.verification.judge import Tried
 from rnnaudit.verification.slots import Role, Roles, Slot
@@ -299,7 +299,7 @@ def probe_feeds(
     sequences: int,
     length: int,
     seed: int,
-    input_range: tuple[float, float] | None = None,
+    input_range: InputRange | None = None,
 ) -> list[Feed]:
     """Make synthetic sequences of one length for measuring, one a feed where the batch is free.
 
@@ -308,11 +308,10 @@ def probe_feeds(
     """
     n = _chosen(slots, "batch", (1,))[0]
     t = _chosen(slots, "time", (length,))[0]
-    low, high = (None, None) if input_range is None else input_range
     total = n * math.ceil(sequences / n)
     drawn = {
-        slot.name: synthetic(
-            slot.features, sequences=total, length=t, seed=seed, low=low, high=high
+        slot.name: synthetic_within(
+            slot.features, sequences=total, length=t, seed=seed, input_range=input_range
         )
         for slot in slots
         if slot.main and slot.fill == "values"
