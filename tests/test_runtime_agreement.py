@@ -362,6 +362,42 @@ def test_a_cell_written_in_operators_takes_the_same_50_steps(tmp_path, writing, 
     )
 
 
+@pytest.mark.parametrize("gemm", [False, True])
+def test_what_a_loop_reads_has_the_size_that_operators_before_it_tell(tmp_path, gemm):
+    """The input's product may be taken before the loop, and no shape is declared."""
+    body = graph(
+        [
+            op("Gather", "u step", "u_t", axis=0),
+            op("MatMul", "h U", "hu"),
+            op("Add", "u_t hu", "a"),
+            op("Tanh", "a", "h_next"),
+            op("Identity", "go", "more"),
+            op("Identity", "h_next", "y"),
+        ],
+        [info("step", [], INT64), info("go", [], BOOL), info("h", None)],
+        [info("more", [], BOOL), info("h_next", None), info("y", None)],
+    )
+    before = [op("MatMul", "X W", "xw"), op("Add", "b xw", "sum"), op("Elu", "sum", "u")]
+    if gemm:
+        flat = [op("Reshape", "X rows", "flat"), op("Gemm", "flat W b", "g"), op("Elu", "g", "e")]
+        before = [*flat, op("Reshape", "e back", "u")]
+    constants = {"W": draw(INPUTS, H), "b": draw(H), "U": draw(H, H), "h0": draw(1, H, seed=9)}
+    constants |= {"rows": np.array([-1, INPUTS]), "back": np.array([STEPS, 1, H])}
+    constants |= {"trips": np.array(STEPS), "yes": np.array(True)}
+    proto = model(
+        [*before, op("Loop", "trips yes h0", "last Y", name="loop", body=body)],
+        [info("X", ["T", 1, INPUTS])],
+        [info("Y", None), info("u", None)],
+        constants,
+    )
+    found = load(saved(tmp_path, proto))
+    assert not found.skipped
+    (recurrence,) = found.recurrences()
+    assert recurrence.cell.kind == "elman"
+    out = session(proto)(X=draw(STEPS, 1, INPUTS, scale=1))
+    agrees(recurrence, out["u"], constants["h0"], out["Y"])
+
+
 @pytest.mark.parametrize("over", ["time", "sequences"])
 @pytest.mark.parametrize("ends", [(0, 0), (3, 3), (3, 0)])
 def test_axes_are_the_same_from_either_end(tmp_path, ends, over):
