@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rnnaudit.certificates import Domain, certify
 from rnnaudit.certificates.elman import proves_rate
-from rnnaudit.certificates.interface import MAX_DEPTH, geometric_depth
+from rnnaudit.certificates.interface import DEEPEST, geometric_depth
 from rnnaudit.certificates.intervals import Interval
 from rnnaudit.certificates.radius import minimise_radius, numerical_radius_above
 from rnnaudit.model import RELU, TANH, Activation, ElmanCell, InitialState, Readout, Recurrence
@@ -136,7 +136,7 @@ def test_weights_of_any_size_and_saturation_end_in_a_valid_proof_or_in_none(
 def test_a_search_for_a_depth_ends_and_what_it_finds_holds(rate, eps, later):
     k = geometric_depth(rate, later, later, eps)
     if k is not None:
-        assert 0 <= k <= MAX_DEPTH
+        assert 0 <= k <= DEEPEST
         # Exact but for the last digits: rational numbers of this size are too long.
         assert math.log(later or 5e-324) + k * math.log(rate or 1e-320) <= math.log(eps) + 1e-9
 

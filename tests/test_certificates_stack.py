@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rnnaudit.cells import advance, drive, output, readout, run_stack
 from rnnaudit.certificates import Domain, certify_stack
-from rnnaudit.certificates.interface import MAX_DEPTH
+from rnnaudit.certificates.interface import DEEPEST
 from rnnaudit.certificates.split import cheapest
 from rnnaudit.model import RELU, ElmanCell, Layer, Readout, Stack
 
@@ -113,10 +113,10 @@ def test_a_search_ends_for_every_error_and_every_readout(eps, scale):
     A = torch.full((2, 1), scale, dtype=torch.float64)
     read = replace(stack, readout=Readout("fc", A, torch.zeros(2, dtype=torch.float64)))
     proof = certify_stack(read, Domain())
-    assert proof.depth(eps) is None or proof.depth(eps) <= MAX_DEPTH
-    assert proof.layerwise(eps) is None or max(proof.layerwise(eps).values()) <= MAX_DEPTH
+    assert proof.depth(eps) is None or proof.depth(eps) <= DEEPEST
+    assert proof.layerwise(eps) is None or max(proof.layerwise(eps).values()) <= DEEPEST
     for found in proof.recurrences.values():
-        assert found.depth(eps) is None or found.depth(eps) <= MAX_DEPTH
+        assert found.depth(eps) is None or found.depth(eps) <= DEEPEST
 
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, math.nan])

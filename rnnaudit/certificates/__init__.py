@@ -19,7 +19,6 @@ from rnnaudit.certificates.interface import (
     Certificate,
     CertificateSet,
     Domain,
-    Norm,
     Search,
     prove,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "CheckedStack",
     "Claim",
     "Domain",
-    "Norm",
     "StackCertificate",
     "certify",
     "certify_stack",

@@ -32,7 +32,7 @@ from rnnaudit.cells import step
 from rnnaudit.certificates.intervals import Interval, affine, apply, slopes, times_above
 from rnnaudit.certificates.loops import Place
 from rnnaudit.certificates.places import gru_place, lstm_place
-from rnnaudit.model import SIGMOID, TANH, GRUCell, LSTMCell
+from rnnaudit.model import SIGMOID, TANH, Activation, GRUCell, LSTMCell
 from rnnaudit.norms import spectral_norm_above
 
 _UP = 1 + 2e-12
@@ -147,10 +147,6 @@ def _around(centre: Interval, moves: Tensor) -> Interval:
     return centre + Interval.symmetric(moves)
 
 
-def _top(box: Interval) -> Tensor:
-    return box.size
-
-
 def _lstm_step(w: _Weights, now: Balls) -> Balls:
     """Bound what one step makes of the set."""
     cell = w.cell
@@ -158,9 +154,7 @@ def _lstm_step(w: _Weights, now: Balls) -> Balls:
     H = cell.cell_size
     h_c, c_c = Interval.point(w.centre[:H]), Interval.point(w.centre[H:])
     at = affine(cell.W, Interval.point(w.middle), cell.b) + affine(cell.U, h_c)
-    a_i, a_f, a_g, a_o = (
-        Interval(lo, hi) for lo, hi in zip(at.lo.split(H), at.hi.split(H), strict=True)
-    )
+    a_i, a_f, a_g, a_o = at.split(H)
     dh, dc = now.box[:H], now.box[H:]
     n_h, n_c = now.radii
     recurrent, moves, (n_i, n_f, n_g, n_o) = _moves(w, dh, n_h)
@@ -183,12 +177,12 @@ def _lstm_step(w: _Weights, now: Balls) -> Balls:
     # c' − c_c = f_c δc + δf δc + c_c δf + i_c δg + δi δg + g_c δi + (the centre's own move).
     drift = (f_c * c_c + i_c * g_c - c_c).size
     c_norm = (
-        _filled(dc, _top(f_c), n_c)
+        _filled(dc, f_c.size, n_c)
         + _product(e_f, m_f, dc, n_c)
-        + _filled(e_f, _top(c_c), m_f)
-        + _filled(e_g, _top(i_c), m_g)
+        + _filled(e_f, c_c.size, m_f)
+        + _filled(e_g, i_c.size, m_g)
         + _product(e_i, m_i, e_g, m_g)
-        + _filled(e_i, _top(g_c), m_i)
+        + _filled(e_i, g_c.size, m_i)
         + _norm(drift)
     ) * _UP
     c_box = _kept(w, (a_i, a_f, a_g), (v_i, v_f, v_g), recurrent, (i_all, f_all, g_all))
@@ -198,9 +192,9 @@ def _lstm_step(w: _Weights, now: Balls) -> Balls:
     s_t = _slope(TANH, _around(c_c, torch.maximum(dc_next, dc)))
     c_norm = min(c_norm, _norm(dc_next))
     h_norm = (
-        _filled(dc_next, _top(o_c) * s_t * _UP, c_norm)
+        _filled(dc_next, o_c.size * s_t * _UP, c_norm)
         + _product(e_o, m_o, s_t * dc_next * _UP, _filled(dc_next, s_t, c_norm))
-        + _filled(e_o, _top(t_c), m_o)
+        + _filled(e_o, t_c.size, m_o)
         + _norm((o_c * t_c - h_c).size)
     ) * _UP
     h_box = apply(SIGMOID, o_all) * apply(TANH, c_box)
@@ -208,8 +202,8 @@ def _lstm_step(w: _Weights, now: Balls) -> Balls:
     return Balls(w.centre, torch.cat([dh_next, dc_next]), (min(h_norm, _norm(dh_next)), c_norm))
 
 
-def _slope(phi: object, box: Interval) -> Tensor:
-    found = slopes(TANH if phi is TANH else SIGMOID, box)
+def _slope(phi: Activation, box: Interval) -> Tensor:
+    found = slopes(phi, box)
     assert found is not None
     return found.size
 
@@ -287,13 +281,9 @@ def _gru_step(w: _Weights, now: Balls) -> Balls:
     H = cell.hidden_size
     h_c = Interval.point(w.centre)
     x_c = affine(cell.W, Interval.point(w.middle), cell.b_input)
-    x_r, x_z, x_n = (
-        Interval(lo, hi) for lo, hi in zip(x_c.lo.split(H), x_c.hi.split(H), strict=True)
-    )
+    x_r, x_z, x_n = x_c.split(H)
     u_c = affine(cell.U, h_c, cell.b_recurrent)
-    u_r, u_z, q_c = (
-        Interval(lo, hi) for lo, hi in zip(u_c.lo.split(H), u_c.hi.split(H), strict=True)
-    )
+    u_r, u_z, q_c = u_c.split(H)
     a_r, a_z = x_r + u_r, x_z + u_z
     dh, (n_h,) = now.box, now.radii
     recurrent, moves, (n_r, n_z, _) = _moves(w, dh, n_h)
@@ -406,11 +396,12 @@ def place_in(cell: LSTMCell | GRUCell, x: Interval, balls: Balls, states: Interv
     H = cell.hidden_size
     weights = _weights(cell, x, balls.centre, balls.centre)
     recurrent, _, _ = _moves(weights, balls.box[:H], balls.radii[0])
-    h = Interval(states.lo[:H], states.hi[:H])
+    parts = states.split(H)
+    h = parts[0]
     around = _around(affine(cell.U, Interval.point(balls.centre[:H])), recurrent)
     around = around.meet(affine(cell.U, h))
     if isinstance(cell, GRUCell):
         return gru_place(cell, x, h, around)
-    c = Interval(states.lo[H:], states.hi[H:])
+    c = parts[1]
     place = lstm_place(cell, x, h, c, around)
     return Place(place.pre, {"h": h, "c": c, "c_next": c})

@@ -16,6 +16,7 @@ from rnnaudit.certificates.checker_intervals import (
     above,
     add,
     affine,
+    largest,
     negative,
     slope,
     times,
@@ -28,11 +29,6 @@ _MORE = 1 + 3e-12
 
 def _length(v: Array) -> float:
     return float(np.sqrt((v * v).sum())) * _MORE
-
-
-def _size(box: Box) -> Array:
-    size: Array = np.maximum(np.abs(box[0]), np.abs(box[1]))
-    return size
 
 
 def _about(centre: Box, by: Array) -> Box:
@@ -74,7 +70,7 @@ def _pair(a: Array, a_length: float, b: Array, b_length: float) -> float:
 
 
 def _quotient(f: Activation, box: Box) -> Array:
-    return _size(slope(f, box, None))
+    return largest(slope(f, box, None))
 
 
 def _sigma(box: Box) -> Box:
@@ -178,28 +174,28 @@ class BallSet:
             _most(v, q, n) for v, q, n in zip(moves, quotients, lengths, strict=True)
         )
         i, f, g, o = (value(k, a, None) for k, a in zip(kinds, centres, strict=True))
-        drift = _size(add(add(times(f, cc), times(i, g)), negative(cc)))
+        drift = largest(add(add(times(f, cc), times(i, g)), negative(cc)))
         r_c = (
-            _most(dc, _size(f), n_c)
+            _most(dc, largest(f), n_c)
             + _pair(e_f, m_f, dc, n_c)
             + _most(e_f, np.abs(c), m_f)
-            + _most(e_g, _size(i), m_g)
+            + _most(e_g, largest(i), m_g)
             + _pair(e_i, m_i, e_g, m_g)
-            + _most(e_i, _size(g), m_i)
+            + _most(e_i, largest(g), m_i)
             + _length(drift)
         ) * _MORE
         reach = self._accumulated(centres, moves, rec, around)
-        box_c = _size(add(reach, negative(cc)))
+        box_c = largest(add(reach, negative(cc)))
         r_c = min(r_c, _length(box_c))
         t = _tanh(cc)
         q_t = _quotient(TANH, _about(cc, np.maximum(box_c, dc)))
         r_h = (
-            _most(box_c, _size(o) * q_t * _MORE, r_c)
+            _most(box_c, largest(o) * q_t * _MORE, r_c)
             + _pair(e_o, m_o, q_t * box_c * _MORE, _most(box_c, q_t, r_c))
-            + _most(e_o, _size(t), m_o)
-            + _length(_size(add(times(o, t), negative(hc))))
+            + _most(e_o, largest(t), m_o)
+            + _length(largest(add(times(o, t), negative(hc))))
         ) * _MORE
-        box_h = _size(add(times(_sigma(around[3]), _tanh(reach)), negative(hc)))
+        box_h = largest(add(times(_sigma(around[3]), _tanh(reach)), negative(hc)))
         return np.concatenate([box_h, box_c]), (min(r_h, _length(box_h)), r_c)
 
     def _accumulated(
@@ -278,16 +274,16 @@ class BallSet:
         if cell.reset_after:
             d = rec[2 * H :]
             n_d = min(self.lengths[2] * n_h * _MORE, _length(d))
-            v_n = reads + (_size(r) + e_r) * d + _size(q) * e_r
-            n_n = _most(d, _size(r), n_d) + _pair(e_r, m_r, d, n_d) + _most(e_r, _size(q), m_r)
+            v_n = reads + (largest(r) + e_r) * d + largest(q) * e_r
+            n_n = _most(d, largest(r), n_d) + _pair(e_r, m_r, d, n_d) + _most(e_r, largest(q), m_r)
             a_n = add(x_n, times(r, q))
             all_n = _about(a_n, v_n * _MORE)
             other = add(_about(x_n, reads), times(_sigma(all_r), _about(q, d)))
             all_n = np.maximum(all_n[0], other[0]), np.minimum(all_n[1], other[1])
-            v_n = np.minimum(v_n * _MORE, _size(add(all_n, negative(a_n))))
+            v_n = np.minimum(v_n * _MORE, largest(add(all_n, negative(a_n))))
         else:
-            d = ((_size(r) + e_r) * dh + np.abs(h) * e_r) * _MORE
-            n_d = _most(dh, _size(r), n_h) + _pair(e_r, m_r, dh, n_h) + _most(e_r, np.abs(h), m_r)
+            d = ((largest(r) + e_r) * dh + np.abs(h) * e_r) * _MORE
+            n_d = _most(dh, largest(r), n_h) + _pair(e_r, m_r, dh, n_h) + _most(e_r, np.abs(h), m_r)
             n_d = min(n_d * _MORE, _length(d))
             v_n = reads + np.minimum(above(np.abs(U_n), d), self.rows[2 * H :] * n_d * _MORE)
             n_n = self.lengths[2] * n_d
@@ -298,13 +294,13 @@ class BallSet:
         q_n = _quotient(TANH, all_n)
         e_n, m_n = q_n * v_n * _MORE, _most(v_n, q_n, n_n)
         n = _tanh(a_n)
-        drift = _size(add(add(times(rest, n), times(z, hc)), negative(hc)))
+        drift = largest(add(add(times(rest, n), times(z, hc)), negative(hc)))
         radius = (
-            _most(e_n, _size(rest), m_n)
-            + _most(dh, _size(z), n_h)
+            _most(e_n, largest(rest), m_n)
+            + _most(dh, largest(z), n_h)
             + _pair(e_z, m_z, (dh + e_n) * _MORE, (n_h + m_n) * _MORE)
-            + _most(e_z, _size(add(hc, negative(n))), m_z)
+            + _most(e_z, largest(add(hc, negative(n))), m_z)
             + _length(drift)
         ) * _MORE
         # h' is a mean of h and n: a unit leaves its box only if n does.
-        return _size(add(_tanh(all_n), negative(hc))), (radius,)
+        return largest(add(_tanh(all_n), negative(hc))), (radius,)

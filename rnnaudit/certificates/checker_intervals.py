@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnnaudit.errors import RnnauditError
-from rnnaudit.model import Activation
+from rnnaudit.model import SIGMOID, Activation
 
 Array = NDArray[np.float64]
 Box = tuple[Array, Array]
@@ -22,7 +22,6 @@ Box = tuple[Array, Array]
 UNIT = 2.0**-53
 WIDE = 1e-14
 TINY = 1e-280
-SIGMOID = Activation("sigmoid")
 
 
 class CertificateError(RnnauditError):
@@ -58,6 +57,12 @@ def times(a: Box, b: Box) -> Box:
     return outward(ends.min(0), ends.max(0))
 
 
+def largest(a: Box) -> Array:
+    """Return the largest magnitudes in a box."""
+    magnitudes: Array = np.maximum(np.abs(a[0]), np.abs(a[1]))
+    return magnitudes
+
+
 def hull(a: Box, b: Box) -> Box:
     """Return the smallest box that holds both."""
     return np.minimum(a[0], b[0]), np.maximum(a[1], b[1])
@@ -67,7 +72,7 @@ def affine(A: Array, v: Box, b: Array) -> Box:
     """Bound A v + b; an infinite end of v reaches every row that reads it."""
     lo, hi = (np.where(np.isinf(end), 0.0, end) for end in v)
     up, down = np.maximum(A, 0), np.minimum(A, 0)
-    size = np.abs(A) @ np.maximum(np.abs(lo), np.abs(hi)) + np.abs(b)
+    size = np.abs(A) @ largest((lo, hi)) + np.abs(b)
     slack = growth(2 * A.shape[1] + 6) * size * 1.01 + TINY
     low, high = up @ lo + down @ hi + b - slack, up @ hi + down @ lo + b + slack
     unbounded = np.isinf(v[0]) | np.isinf(v[1])

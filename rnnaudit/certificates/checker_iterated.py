@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from rnnaudit.certificates.checker_intervals import (
-    SIGMOID,
     UNIT,
     Array,
     CertificateError,
     above,
     growth,
+    largest,
     length_above,
 )
 from rnnaudit.certificates.checker_metric import DEEPEST, Gauge
 from rnnaudit.certificates.checker_systems import System, array_of
-from rnnaudit.model import TANH, Cell, GRUCell, LSTMCell
+from rnnaudit.model import SIGMOID, TANH, Cell, GRUCell, LSTMCell
 
 Step = Callable[[Array], Array]
 
@@ -138,7 +138,7 @@ def average(cell: Cell, mixed: System) -> Step:
         raise CertificateError("the average form is for GRUs whose gate z lies in [0, 1]")
     H = cell.hidden_size
     U_r, U_z, U_n = np.split(np.abs(array_of(cell.U)), 3)
-    d = np.maximum(np.abs(mixed.sector[0]), np.abs(mixed.sector[1]))
+    d = largest(mixed.sector)
     r, inner, n, z_slope, _ = np.split(d, 5)
     more = 1 + 4 * UNIT
     if cell.reset_after:

@@ -16,6 +16,7 @@ from rnnaudit.certificates.checker_intervals import (
     CertificateError,
     above,
     growth,
+    largest,
     length_above,
 )
 from rnnaudit.certificates.checker_systems import System
@@ -178,7 +179,7 @@ class Metric:
             return float(bound.max())
         lo, hi = self.sector
         # One step before the end: δ_k = diag(d) W δ_{k−1}.
-        slope = np.maximum(np.abs(lo), np.abs(hi))
+        slope = largest((lo, hi))
         unit = slope * self._forms(self.last) / self.rate * (1 + 1e-14)
         zeroable = bool(((lo <= 0) & (hi >= 0)).all())
         if zeroable:
@@ -246,7 +247,7 @@ class Metric:
         rows[:, :H] = np.eye(H) if A is None else A
         bounds = [self._stretch(rows)]
         if self.last is not None and A is None:
-            slope = np.maximum(np.abs(self.sector[0]), np.abs(self.sector[1]))
+            slope = largest(self.sector)
             bounds.append(self._stretch(slope[:, None] * self.last) / self.rate * (1 + 1e-14))
         return min(bounds)
 

@@ -23,6 +23,7 @@ from rnnaudit.certificates.checker_intervals import (
     affine,
     growth,
     hull,
+    largest,
     negative,
     one_minus,
     slope,
@@ -38,13 +39,8 @@ def array_of(v: Any) -> Array:
     return result
 
 
-def _size(box: Box) -> Array:
-    size: Array = np.maximum(np.abs(box[0]), np.abs(box[1]))
-    return size
-
-
 def _sizes(boxes: Mapping[str, Box]) -> Mapping[str, float]:
-    return {name: float(_size(box).max(initial=0.0)) for name, box in boxes.items()}
+    return {name: float(largest(box).max(initial=0.0)) for name, box in boxes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ class System:
 
     def entrywise(self, *, of_input: bool = False) -> Array:
         """Bound |δ'| ≤ M |δ| entrywise, or |δ'| ≤ M |Δx| under one and the same state."""
-        d = _size(self.sector)
+        d = largest(self.sector)
         v = term = np.abs(self.E if of_input else self.C)
         for _ in range(4):  # D is nilpotent: channels feed later channels only
             term = above(np.abs(self.D), d[:, None] * term * (1 + 4 * UNIT))

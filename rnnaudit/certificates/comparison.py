@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.interface import MAX_DEPTH, Gauge, Norm, power_above
+from rnnaudit.certificates.interface import DEEPEST, Gauge, Search, power_above
 from rnnaudit.certificates.intervals import times_above
 from rnnaudit.model import Readout
 from rnnaudit.norms import UNIT, gamma, up
-from rnnaudit.results import UpperBound
+from rnnaudit.results import Norm, UpperBound
 
 OF_NORMS = "∞-norm"
 """The norm of a comparison matrix whose entries compare norms of h and c, not units."""
@@ -118,7 +118,18 @@ def growth_of(M: Tensor, mixing: Mixing) -> float:
     return growth
 
 
-def too_large(M: Tensor) -> str:
+def compare(M: Tensor, domain: str, box: Tensor, outputs: int, search: Search) -> None:
+    """Prove contraction by M [S, S], which bounds one step's differences entrywise."""
+    found = contracting_weights(M)
+    if found is None:
+        search.fail("comparison matrix", _too_large(M))
+        return
+    search.certificates.append(
+        ComparisonCertificate("comparison matrix", domain, M, *found, box, outputs)
+    )
+
+
+def _too_large(M: Tensor) -> str:
     """Say why a comparison matrix proves nothing."""
     if not bool(torch.isfinite(M).all()):
         return "the comparison matrix overflows float64"
@@ -184,7 +195,7 @@ def settled_depth(
     size = t * tail
     if not math.isfinite(size):
         return None
-    later = range(MAX_DEPTH - k)
+    later = range(DEEPEST - k)
     place = bisect_left(
         later, True, key=lambda more: size * power_above(rate, more) * (1 + 1e-14) <= eps
     )

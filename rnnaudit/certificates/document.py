@@ -17,12 +17,12 @@ from rnnaudit.certificates.checker import SCHEMA, Entries, Proof, pack
 from rnnaudit.certificates.checker_intervals import CertificateError
 from rnnaudit.certificates.checker_stack import StackProof, readout_fingerprint
 from rnnaudit.certificates.comparison import OF_NORMS, ComparisonCertificate
-from rnnaudit.certificates.interface import Certificate, CertificateSet, Domain, Norm
+from rnnaudit.certificates.interface import Certificate, CertificateSet, Domain
 from rnnaudit.certificates.linear import LinearCertificate
 from rnnaudit.certificates.quadratic import Metric, QuadraticCertificate, enlarged
 from rnnaudit.certificates.stack import StackCertificate, cascades, columns
 from rnnaudit.model import ElmanCell, Layer, Readout, Recurrence, Stack, fingerprint
-from rnnaudit.results import EPSILONS
+from rnnaudit.results import EPSILONS, Norm
 
 _ROOM = 1 + 1e-8
 """What the document's rate adds to the search's, so that another program's rounding fits."""

@@ -18,11 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.comparison import (
-    ComparisonCertificate,
-    contracting_weights,
-    too_large,
-)
+from rnnaudit.certificates.comparison import compare
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import (
     Interval,
@@ -200,7 +196,8 @@ def _(cell: ElmanCell, recurrence: Recurrence, domain: Domain, search: Search) -
     gain = raised(sector.size[:, None] * cell.U.abs()) * (cell.U != 0)
     search.dynamics = Dynamics((states.lo, states.hi), gain, (states.lo, states.hi))
     with search.attempt("comparison matrix"):
-        _comparison(facts, sector, search)
+        M = raised(sector.size[:, None] * cell.W.abs()) * (cell.W != 0)
+        compare(M, facts.domain, facts.box, cell.hidden_size, search)
     if not bool(torch.isfinite(wide.size[:, None] * cell.W).all()):
         search.fail("spectral norm", "the weights times the slopes overflow float64")
         return
@@ -250,19 +247,6 @@ class _Facts:
             self.anywhere and zeroable,
             norm,
         )
-
-
-def _comparison(facts: _Facts, sector: Interval, search: Search) -> None:
-    M = raised(sector.size[:, None] * facts.cell.W.abs()) * (facts.cell.W != 0)
-    found = contracting_weights(M)
-    if found is None:
-        search.fail("comparison matrix", too_large(M))
-        return
-    search.certificates.append(
-        ComparisonCertificate(
-            "comparison matrix", facts.domain, M, *found, facts.box, facts.cell.hidden_size
-        )
-    )
 
 
 def _spectral(facts: _Facts, sector: Interval, search: Search) -> None:

@@ -19,10 +19,9 @@ from rnnaudit.certificates.circle import (
 from rnnaudit.certificates.comparison import (
     ComparisonCertificate,
     Mixing,
-    contracting_weights,
+    compare,
     growth_of,
     mixing_weights,
-    too_large,
 )
 from rnnaudit.certificates.interface import Domain, Dynamics, Search, prove
 from rnnaudit.certificates.intervals import Interval, apply, loosened, times_above
@@ -35,9 +34,10 @@ from rnnaudit.certificates.loops import (
     lstm_sectors,
 )
 from rnnaudit.certificates.places import (
-    gru_image,
+    MIXING,
     gru_place,
-    lstm_image,
+    halves,
+    image,
     lstm_place,
     reachable_box,
 )
@@ -86,42 +86,20 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         search.fail("slopes", f"{jumps[0]} jumps, so no slope bounds its steps")
         return None
     x = Interval(*domain.box(cell.input_size))
-    states = reachable_box(cell, x, start)
-    P = cell.hidden_size
-    h = Interval(states.lo[:P], states.hi[:P])
-    balls = find_balls(cell, x, start) if states.finite else None
-    if isinstance(cell, LSTMCell):
-        place = lstm_place(cell, x, h, Interval(states.lo[P:], states.hi[P:]))
-        keep = 1 - apply(cell.gate, place.pre["i"], cell.clip).lo
-        if not cell.input_forget:
-            keep = apply(cell.gate, place.pre["f"], cell.clip).hi
-        gate = ("forget gate", float(keep.max()))
-    else:
-        place = gru_place(cell, x, h)
-        gate = ("update gate z", float(apply(cell.gate, place.pre["z"], cell.clip).hi.max()))
+    plain = states = reachable_box(cell, x, start)
+    place = _place(cell, x, states)
+    gate, most = _remembering(cell, place)
     if not states.finite:
-        reason = f"{_reach(gate[1], gate[0])} for {domain.name}, so no box holds the states"
-        search.fail("states", reason)
+        search.fail("states", f"{_reach(most, gate)} for {domain.name}, so no box holds the states")
         return None
-    plain = states
+    balls = find_balls(cell, x, start)
     if balls is not None:
         # Both hold every reachable state, and so does what they have in common.
         states = states.meet(balls.states())
-        h = Interval(states.lo[:P], states.hi[:P])
         place = place_in(cell, x, balls, states)
-    if isinstance(cell, LSTMCell):
-        loop, sector = lstm_loop(cell), lstm_sectors(cell, place, place)
-        flat = mixed = (loop, sector)
-        after = lstm_image(cell, x, start, Interval.point(start))
-    else:
-        flat = gru_loop(cell, mixed=False), gru_sectors(cell, place, place, mixed=False)
-        mixed = gru_loop(cell, mixed=True), gru_sectors(cell, place, place, mixed=True)
-        sector = mixed[1]
-        after = gru_image(cell, x, start, Interval.point(start))
-    assert sector is not None
-    assert flat[1] is not None
-    assert mixed[1] is not None
-    gain = comparison_matrix(flat[0], flat[1], of_input=True)
+    flat, mixed = _closed(cell, place)
+    h = place.state["h"]
+    gain = comparison_matrix(*flat, of_input=True)
     search.dynamics = Dynamics((h.lo, h.hi), gain, (plain.lo, plain.hi), _written(balls))
     begin = Interval.point(start)
     return Facts(
@@ -129,12 +107,43 @@ def gather(recurrence: Recurrence, domain: Domain, search: Search) -> Facts | No
         domain.name,
         x,
         place,
-        (flat[0], flat[1]),
-        (mixed[0], mixed[1]),
+        flat,
+        mixed,
         (states - begin).size,
-        (after - begin).size,
-        gate,
+        (image(cell, x, start, begin) - begin).size,
+        (gate, most),
     )
+
+
+def _place(cell: LSTMCell | GRUCell, x: Interval, states: Interval) -> Place:
+    if isinstance(cell, GRUCell):
+        return gru_place(cell, x, states)
+    return lstm_place(cell, x, *halves(cell, states))
+
+
+def _remembering(cell: LSTMCell | GRUCell, place: Place) -> tuple[str, float]:
+    """Name the gate that remembers, and its largest value."""
+    if isinstance(cell, GRUCell):
+        return "update gate z", float(apply(cell.gate, place.pre["z"], cell.clip).hi.max())
+    if cell.input_forget:
+        keep = 1 - apply(cell.gate, place.pre["i"], cell.clip).lo
+    else:
+        keep = apply(cell.gate, place.pre["f"], cell.clip).hi
+    return "forget gate", float(keep.max())
+
+
+def _closed(
+    cell: LSTMCell | GRUCell, place: Place
+) -> tuple[tuple[Loop, Interval], tuple[Loop, Interval]]:
+    """Return the loops for entrywise bounds and for metrics, of activations that do not jump."""
+    if isinstance(cell, LSTMCell):
+        loop, sector = lstm_loop(cell), lstm_sectors(cell, place, place)
+        assert sector is not None
+        return (loop, sector), (loop, sector)
+    flat, mixed = (gru_sectors(cell, place, place, mixed=mixed) for mixed in (False, True))
+    assert flat is not None
+    assert mixed is not None
+    return (gru_loop(cell, mixed=False), flat), (gru_loop(cell, mixed=True), mixed)
 
 
 def _written(balls: Balls | None) -> tuple[Tensor, Tensor, tuple[float, ...]] | None:
@@ -158,7 +167,8 @@ def _(cell: LSTMCell | GRUCell, recurrence: Recurrence, domain: Domain, search: 
     if facts is None:
         return
     with search.attempt("comparison matrix"):
-        _comparison(facts, search)
+        M = comparison_matrix(*facts.flat)
+        compare(M, facts.domain, facts.box, cell.hidden_size, search)
     if isinstance(cell, GRUCell):
         with search.attempt("average form"):
             _average(facts, search)
@@ -199,19 +209,6 @@ def comparison_matrix(loop: Loop, sector: Interval, *, of_input: bool = False) -
     return M if of_input else (loop.A.abs() + M) * (1 + 1e-15)
 
 
-def _comparison(facts: Facts, search: Search) -> None:
-    M = comparison_matrix(*facts.flat)
-    found = contracting_weights(M)
-    if found is None:
-        search.fail("comparison matrix", too_large(M))
-        return
-    search.certificates.append(
-        ComparisonCertificate(
-            "comparison matrix", facts.domain, M, *found, facts.box, facts.cell.hidden_size
-        )
-    )
-
-
 def _average(facts: Facts, search: Search) -> None:
     """Compare entrywise with one z for both parts of z h + (1 − z) n."""
     cell = facts.cell
@@ -226,7 +223,7 @@ def _average(facts: Facts, search: Search) -> None:
     z_lo, z_hi = (end[-H:] for end in (facts.mixed[1].lo, facts.mixed[1].hi))
     if not bool((z_lo >= 0).all() and (z_hi <= 1).all()):
         z_lo, z_hi = z_lo.clamp(min=0), z_hi.clamp(max=1)
-        if cell.gate.name not in ("sigmoid", "hardsigmoid"):
+        if cell.gate.name not in MIXING:
             return
     mixing = Mixing(z_lo, z_hi, B)
     Q = z_slope[:, None] * U_z * (1 + 1e-15)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,11 +21,9 @@ from torch import Tensor
 from rnnaudit.errors import UsageError
 from rnnaudit.model import Cell, Readout, Recurrence
 from rnnaudit.norms import up
-from rnnaudit.results import NoProof, UpperBound
+from rnnaudit.results import NoProof, Norm, UpperBound
 
-Norm = Literal["max", "2"]
-
-MAX_DEPTH = 1_000_000
+DEEPEST = 1_000_000
 """Depths beyond this are not worth naming: ``depth`` answers None."""
 
 _LOST = 1e-300
@@ -115,7 +113,7 @@ class Gauge:
 
     @property
     def room(self) -> float:
-        """Return 1 − λ from below."""
+        """1 − λ from below."""
         return math.nextafter(1 - self.rate, 0)
 
     def at(self, k: int) -> float:
@@ -159,18 +157,18 @@ class CertificateSet:
 
     @property
     def outputs(self) -> tuple[Tensor, Tensor] | None:
-        """Return ends [H] of a box that holds every reachable output, where one is known."""
+        """Ends [H] of a box that holds every reachable output, where one is known."""
         return None if self.dynamics is None else self.dynamics.outputs
 
     @property
     def gain(self) -> Tensor:
-        """Return a bound [S, I] on |∂s'/∂x|, where there is a proof."""
+        """Bound [S, I] on |∂s'/∂x|, where there is a proof."""
         assert self.dynamics is not None
         return self.dynamics.gain
 
     @property
     def gauges(self) -> tuple[Gauge, ...]:
-        """Return the norms of all proofs, those of the best proof first."""
+        """The norms of all proofs, those of the best proof first."""
         if self.dynamics is None:
             return ()
         return tuple(g for c in self.certificates for g in c.gauges())
@@ -234,7 +232,7 @@ def geometric_depth(rate: float, first: float, later: float, eps: float) -> int 
     """Return the smallest k with ``first`` ≤ ε at k = 0, or ``later`` · rateᵏ ≤ ε at k ≥ 1.
 
     ``first`` is what holds before any step. The power is evaluated upward, one rounding
-    at a time; None where that exceeds ε up to ``MAX_DEPTH``.
+    at a time; None where that exceeds ε up to ``DEEPEST``.
     """
     if not (eps > 0 and math.isfinite(later)) or not 0 <= rate < 1:
         return None
@@ -243,7 +241,7 @@ def geometric_depth(rate: float, first: float, later: float, eps: float) -> int 
         # The product rounds once.
         return later * power_above(rate, k) * (1 + 2e-15) + _LOST <= eps
 
-    depths = range(1, MAX_DEPTH + 1)
+    depths = range(1, DEEPEST + 1)
     place = bisect_left(depths, True, key=holds)
     if place == len(depths):
         return None

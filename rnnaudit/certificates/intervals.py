@@ -92,6 +92,11 @@ class Interval:
             torch.where(exact, ends[0], raised(ends.amax(0)) + TINY),
         )
 
+    def split(self, sizes: int | list[int]) -> tuple[Interval, ...]:
+        """Cut the first axis into parts of one size, or of these sizes."""
+        ends = zip(self.lo.split(sizes), self.hi.split(sizes), strict=True)
+        return tuple(Interval(lo, hi) for lo, hi in ends)
+
     def hull(self, other: Interval) -> Interval:
         """Return the smallest box that holds both."""
         return Interval(torch.minimum(self.lo, other.lo), torch.maximum(self.hi, other.hi))

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates.comparison import output_above
-from rnnaudit.certificates.interface import MAX_DEPTH, Gauge, Norm
+from rnnaudit.certificates.interface import DEEPEST, Gauge
 from rnnaudit.certificates.intervals import times_above
 from rnnaudit.certificates.quadratic import QuadraticCertificate
 from rnnaudit.model import Readout
 from rnnaudit.norms import UNIT, product_error, up
-from rnnaudit.results import UpperBound
+from rnnaudit.results import Norm, UpperBound
 
 _TERMS = 4000
 """Most terms of the tail that are summed one by one."""
@@ -96,7 +96,7 @@ def _summed(terms: list[Tensor], rest: Tensor, eps: float, norm: Norm) -> int:
     """
     tail, k = rest, len(terms)
     if not output_above(None, tail, norm) <= eps:
-        return MAX_DEPTH
+        return DEEPEST
     while k > 0:
         longer = (tail + terms[k - 1]) * (1 + 1e-15)
         if not output_above(None, longer, norm) <= eps:

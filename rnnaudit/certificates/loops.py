@@ -193,9 +193,5 @@ def stack(blocks: Sequence[Interval]) -> Interval:
 
 def drives(W: Tensor, x: Interval, b: Tensor, names: str) -> dict[str, Interval]:
     """Split the box of W x + b into gates, one letter each."""
-    box = affine(W, x, b)
-    width = b.shape[0] // len(names)
-    return {
-        name: Interval(lo, hi)
-        for name, lo, hi in zip(names, box.lo.split(width), box.hi.split(width), strict=True)
-    }
+    parts = affine(W, x, b).split(b.shape[0] // len(names))
+    return dict(zip(names, parts, strict=True))

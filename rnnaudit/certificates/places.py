@@ -1,6 +1,6 @@
 """Boxes that hold every state a gated cell can reach, and what its gates can then be.
 
-A bound on all states up to now gives one on the next (``lstm_image``, ``gru_image``); a
+A bound on all states up to now gives one on the next (``image``); a
 box that holds the initial state and its own image therefore holds every reachable state.
 Starting from a box that is known to hold them, every further image does too.
 """
@@ -8,6 +8,7 @@ Starting from a box that is known to hold them, every further image does too.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,8 +19,14 @@ from rnnaudit.model import GRUCell, LSTMCell
 
 _ROUNDS = 200
 
-_UNIT = frozenset({"sigmoid", "hardsigmoid"})
-"""Gates whose values stay in [0, 1], so that they mix."""
+MIXING = frozenset({"sigmoid", "hardsigmoid"})
+"""Gates whose values stay in [0, 1], so that z a + (1 − z) b is a mean of a and b."""
+
+
+def halves(cell: LSTMCell, box: Interval) -> tuple[Interval, Interval]:
+    """Return h [P] and c [H] of a box of an LSTM's states."""
+    h, c = box.split([cell.hidden_size, cell.cell_size])
+    return h, c
 
 
 def lstm_place(
@@ -30,11 +37,7 @@ def lstm_place(
     ``recurrent`` is a box of U h [4H] where a better one than that of h is known.
     """
     drive = affine(cell.W, x, cell.b) + (affine(cell.U, h) if recurrent is None else recurrent)
-    H = cell.cell_size
-    pre = {
-        name: Interval(lo, hi)
-        for name, lo, hi in zip("ifgo", drive.lo.split(H), drive.hi.split(H), strict=True)
-    }
+    pre = dict(zip("ifgo", drive.split(cell.cell_size), strict=True))
     if cell.peephole is not None:
         p_i, p_f, p_o = (Interval.point(p) for p in cell.peephole)
         pre["i"], pre["f"] = pre["i"] + p_i * c, pre["f"] + p_f * c
@@ -48,17 +51,15 @@ def lstm_place(
     return Place(pre, {"h": h, "c": c, "c_next": c_next})
 
 
-def lstm_image(cell: LSTMCell, x: Interval, start: Tensor, box: Interval) -> Interval:
+def _lstm_image(cell: LSTMCell, x: Interval, start: Tensor, box: Interval) -> Interval:
     """Bound all states when those before lie in ``box``."""
-    P = cell.hidden_size
-    h, c = Interval(box.lo[:P], box.hi[:P]), Interval(box.lo[P:], box.hi[P:])
-    h_start, c_start = Interval.point(start[:P]), Interval.point(start[P:])
+    (h, c), (h_start, c_start) = halves(cell, box), halves(cell, Interval.point(start))
     place = lstm_place(cell, x, h, c)
     i, g = (
         apply(cell.gate, place.pre["i"], cell.clip),
         apply(cell.candidate, place.pre["g"], cell.clip),
     )
-    if cell.input_forget and cell.gate.name in _UNIT:
+    if cell.input_forget and cell.gate.name in MIXING:
         accumulated = g.hull(c_start)  # c' is a mean of c and g
     else:
         f = (
@@ -81,8 +82,7 @@ def lstm_image(cell: LSTMCell, x: Interval, start: Tensor, box: Interval) -> Int
 
 def _lstm_step(cell: LSTMCell, x: Interval, start: Tensor, box: Interval) -> Interval:
     """Bound the states one step after ``box``, and the initial state."""
-    P = cell.hidden_size
-    h, c = Interval(box.lo[:P], box.hi[:P]), Interval(box.lo[P:], box.hi[P:])
+    h, c = halves(cell, box)
     place = lstm_place(cell, x, h, c)
     c_next = place.state["c_next"]
     o = apply(cell.gate, place.pre["o"], cell.clip)
@@ -121,9 +121,7 @@ def gru_place(cell: GRUCell, x: Interval, h: Interval, recurrent: Interval | Non
     drive = drives(cell.W, x, cell.b_input, "rzn")
     U_h = affine(cell.U, h) if recurrent is None else recurrent
     parts = U_h + Interval.point(cell.b_recurrent)
-    u_r, u_z, q = (
-        Interval(lo, hi) for lo, hi in zip(parts.lo.split(H), parts.hi.split(H), strict=True)
-    )
+    u_r, u_z, q = parts.split(H)
     pre = {"r": drive["r"] + u_r, "z": drive["z"] + u_z}
     r = apply(cell.gate, pre["r"], cell.clip)
     if not cell.reset_after:
@@ -134,34 +132,32 @@ def gru_place(cell: GRUCell, x: Interval, h: Interval, recurrent: Interval | Non
     return Place(pre, {"h": h, "q": q})
 
 
-def gru_image(cell: GRUCell, x: Interval, start: Tensor, box: Interval) -> Interval:
+def _gru_image(cell: GRUCell, x: Interval, start: Tensor, box: Interval) -> Interval:
     """Bound all states when those before lie in ``box``."""
     place = gru_place(cell, x, box)
     n = apply(cell.candidate, place.pre["n"], cell.clip)
     first = Interval.point(start)
-    if cell.gate.name in _UNIT:
+    if cell.gate.name in MIXING:
         return n.hull(first)  # h' is a mean of h and n
     z = apply(cell.gate, place.pre["z"], cell.clip)
     return (complement(cell.gate, place.pre["z"], cell.clip) * n + z * box).hull(first)
 
 
+def image(cell: LSTMCell | GRUCell, x: Interval, start: Tensor, box: Interval) -> Interval:
+    """Bound all states [S] when those before lie in ``box``."""
+    if isinstance(cell, GRUCell):
+        return _gru_image(cell, x, start, box)
+    return _lstm_image(cell, x, start, box)
+
+
 def reachable_box(cell: LSTMCell | GRUCell, x: Interval, start: Tensor) -> Interval:
     """Return a box [S] that holds every reachable state; infinite where none was found."""
-
-    def image(box: Interval) -> Interval:
-        if isinstance(cell, GRUCell):
-            return gru_image(cell, x, start, box)
-        return lstm_image(cell, x, start, box)
-
-    def step(box: Interval) -> Interval:
-        if isinstance(cell, GRUCell):
-            return gru_image(cell, x, start, box)
-        return _lstm_step(cell, x, start, box)
-
+    after = partial(image, cell, x, start)
+    step = after if isinstance(cell, GRUCell) else partial(_lstm_step, cell, x, start)
     everything = Interval.symmetric(torch.full_like(start, math.inf))
     box = everything
     for _ in range(_ROUNDS):
-        smaller = image(box).meet(box)
+        smaller = after(box).meet(box)
         if smaller.finite and bool(((box.hi - box.lo) - (smaller.hi - smaller.lo)).max() < 1e-9):
             return settled(smaller, step)
         if not smaller.finite and smaller.inside(box) and box.inside(smaller):
@@ -171,7 +167,7 @@ def reachable_box(cell: LSTMCell | GRUCell, x: Interval, start: Tensor) -> Inter
         return box
     box = Interval.point(start)
     for _ in range(_ROUNDS):
-        larger = image(box)
+        larger = after(box)
         if larger.inside(box):
             return box
         if not larger.finite or float(larger.size.max()) > 1e9:

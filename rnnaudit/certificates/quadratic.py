@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.interface import Gauge, Norm, geometric_depth
+from rnnaudit.certificates.interface import Gauge, geometric_depth
 from rnnaudit.certificates.intervals import Interval, times_above
 from rnnaudit.model import Readout
 from rnnaudit.norms import (
@@ -26,7 +26,7 @@ from rnnaudit.norms import (
     quotient_above,
     up,
 )
-from rnnaudit.results import UpperBound
+from rnnaudit.results import Norm, UpperBound
 from rnnaudit.threads import few_threads
 
 

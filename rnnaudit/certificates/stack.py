@@ -18,17 +18,12 @@ import torch
 from torch import Tensor
 
 from rnnaudit.certificates.comparison import output_above, settled_depth
-from rnnaudit.certificates.interface import (
-    MAX_DEPTH,
-    CertificateSet,
-    Domain,
-    Gauge,
-    Norm,
-)
+from rnnaudit.certificates.interface import DEEPEST, CertificateSet, Domain, Gauge
 from rnnaudit.certificates.intervals import Interval, loosened, times_above
 from rnnaudit.certificates.split import cheapest, least, left
 from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.norms import up
+from rnnaudit.results import Norm
 
 Certify = Callable[[Recurrence, Domain], CertificateSet]
 
@@ -70,7 +65,7 @@ class StackCertificate:
         norm: Norm = "max",
         *,
         only: Collection[str] | None = None,
-        most: int = MAX_DEPTH,
+        most: int = DEEPEST,
     ) -> Mapping[str, int] | None:
         """Return a depth for each recurrence, cut on its own, that keeps the output to ε.
 
@@ -127,7 +122,7 @@ class StackCertificate:
             k = needed(0)
             return None if math.isinf(k) else int(k)
         # What is needed falls with k, and k rises.
-        return least(lambda k: needed(k) - k, 0, MAX_DEPTH, first=0)
+        return least(lambda k: needed(k) - k, 0, DEEPEST, first=0)
 
     def _last(
         self, eps: float, norm: Norm, size: Callable[[Iterable[int]], int]
