@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from rnnaudit import cells
@@ -434,6 +436,83 @@ def test_axes_of_unknown_length_may_be_many_where_no_entries_meet(tmp_path, shap
     recurrence = only(read(tmp_path, elementwise([op("Tanh", "h", "d")], shape)))
     units = [n for n in shape if isinstance(n, int)]
     assert recurrence.cell.state_size == np.prod(units)
+
+
+PIECES = {
+    "squash": "Tanh {a} -> {b}",
+    "multiply": "MatMul {a} V -> {b}",
+    "halve": "Mul {a} half -> {b}",
+    "add the input": "Add {a} x -> {b}",
+    "add the state": "Add {a} h -> {b}",
+    "turn units": "Slice {a} back end second back -> {b}",
+    "turn sequences": "Slice {a} back end first back -> {b}",
+    "share among units": "Softmax {a} -> {b}; axis=1",
+    "share among sequences": "Softmax {a} -> {b}; axis=0",
+    "center": "ReduceMean {a} -> {b}m; axes=[1]|Sub {a} {b}m -> {b}",
+    "center sequences": "ReduceMean {a} -> {b}m; axes=[0]|Sub {a} {b}m -> {b}",
+    "there and back": "Transpose {a} -> {b}t|Tanh {b}t -> {b}u|Transpose {b}u -> {b}",
+    "mix units": "Transpose {a} -> {b}t|MatMul V {b}t -> {b}u|Transpose {b}u -> {b}",
+    "flatten": "Reshape {a} flat -> {b}t|Tanh {b}t -> {b}u|Reshape {b}u rows -> {b}",
+    "roll over sequences": "Reshape {a} flat -> {b}t|Slice {b}t back end first back -> {b}u"
+    "|Reshape {b}u rows -> {b}",
+    "far": "Sub {a} far -> {b}t|Slice {b}t back end first back -> {b}u|Relu {b}u -> {b}v"
+    "|Add {a} {b}v -> {b}",
+}
+
+
+def pieced(pieces):
+    """Write a Scan whose step is a row of pieces."""
+    nodes, at = [op("Add", "h x", "p0")], "p0"
+    for i, piece in enumerate(pieces, 1):
+        for line in PIECES[piece].format(a=at, b=f"p{i}").split("|"):
+            call, _, given = line.partition(";")
+            left, right = call.split(" -> ")
+            kind, inputs = left.split(" ", 1)
+            settings = dict([pair.split("=") for pair in given.split()])
+            settings = {k: [int(v[1:-1])] if "[" in v else int(v) for k, v in settings.items()}
+            nodes.append(op(kind, inputs, right, **settings))
+        at = f"p{i}"
+    nodes.append(op("Tanh", at, "h_next"))
+    stored = {
+        "V": draw(4, 4),
+        "half": np.array(0.5, np.float32),
+        "far": np.array(0.2, np.float32),
+        "flat": np.array([-1]),
+        "rows": np.array([-1, 4]),
+        "back": np.array([-1]),
+        "end": np.array([-99]),
+        "first": np.array([0]),
+        "second": np.array([1]),
+    }
+    return scan_of(nodes, stored)
+
+
+@given(st.lists(st.sampled_from(list(PIECES)), max_size=6))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_what_is_read_of_one_sequence_holds_of_each_of_several(tmp_path, pieces):
+    proto = pieced(pieces)
+    recurrences = list(read(tmp_path, proto).recurrences())
+    X = draw(6, 3, 4, scale=1)
+    together = runtime(proto, {"h0": np.zeros((3, 4), np.float32), "X": X})[0]
+    alone = [
+        runtime(proto, {"h0": np.zeros((1, 4), np.float32), "X": X[:, [i]]})[0] for i in range(3)
+    ]
+    kept_apart = np.abs(np.concatenate(alone) - together).max() < 1e-5
+    assert kept_apart or not recurrences
+    if recurrences:
+        ours = states(recurrences[0], X.swapaxes(0, 1))[:, -1].numpy()
+        assert np.abs(ours - together).max() < 1e-5
+    mixing = {
+        "turn sequences",
+        "share among sequences",
+        "center sequences",
+        "roll over sequences",
+        "far",
+    }
+    if not mixing & {*pieces}:
+        assert recurrences
 
 
 def test_a_step_that_reads_a_memory_of_unknown_length_is_refused(tmp_path):

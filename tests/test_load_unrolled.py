@@ -9,9 +9,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from rnnaudit import cells
+from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.model import GRUCell, LSTMCell
 from tests.test_load_traced import draw, info, model, only, op, read, runtime
 
@@ -291,6 +294,41 @@ def test_one_step_that_is_unlike_the_others_is_no_recurrence(tmp_path, how):
     (skipped,) = found.skipped
     assert skipped.where == "U0"
     assert re.search(reason, skipped.reason), skipped.reason
+
+
+@given(
+    text=st.sampled_from([LSTM, FOUR, RESET_BEFORE, RESET_AFTER]),
+    at=st.integers(1, 5),
+    which=st.integers(0, 100),
+    other=st.integers(0, 500),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_step_that_is_changed_is_refused_or_read_as_it_is(tmp_path, text, at, which, other):
+    def change(nodes, _):
+        """Let one input of one step be some other value that is there before."""
+        own = [i for i, node in enumerate(nodes) if f"{at}_0" in node.output[0]]
+        i = own[which % len(own)]
+        values = ["h0_0", f"e{at}", *(name for node in nodes[:i] for name in node.output)]
+        nodes[i].input[0] = values[other % len(values)]
+
+    proto = unrolled(text, steps=8, change=change)
+    proto.graph.output.append(info("h7_0", ["N", H]))
+    X = draw(8, 1, INPUTS, scale=1)
+    try:
+        wanted = runtime(proto, {"X": X})[1]
+    except Exception:  # the change may not run
+        return
+    try:
+        found = list(read(tmp_path, proto).recurrences())
+    except UnsupportedModelError:  # the changed step needs none before it: nothing is carried on
+        return
+    for recurrence in found:
+        if recurrence.initial.source == "computed":
+            continue  # from its second step on
+        x = torch.as_tensor(X.swapaxes(0, 1), dtype=torch.float64)
+        assert np.abs(cells.run(recurrence, x)[:, 6].numpy() - wanted).max() < 1e-5
 
 
 def test_settings_that_are_tensors_are_compared(tmp_path):
