@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rnnaudit.api import audit, certify, check, load, replay, truncate, truncate_module, verify
-    from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError, UsageError
+    from rnnaudit.errors import (
+        LoadError,
+        RnnauditError,
+        RnnauditWarning,
+        UnsupportedModelError,
+        UsageError,
+    )
     from rnnaudit.results import Report
 
 __version__ = "0.1.0"
@@ -22,6 +28,7 @@ __all__ = [
     "LoadError",
     "Report",
     "RnnauditError",
+    "RnnauditWarning",
     "UnsupportedModelError",
     "UsageError",
     "__version__",
@@ -35,7 +42,9 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {"Report": "results"} | {name: "errors" for name in __all__ if name.endswith("Error")}
+_HOMES = {"Report": "results"} | {
+    name: "errors" for name in __all__ if name.endswith(("Error", "Warning"))
+}
 
 
 def __getattr__(name: str) -> object:

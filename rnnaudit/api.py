@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,14 +26,15 @@ from rnnaudit import (
 )
 from rnnaudit.data import Data, InputRange, load_data, of_arrays
 from rnnaudit.effects import Effects
-from rnnaudit.errors import UnsupportedModelError, UsageError
+from rnnaudit.errors import RnnauditWarning, UnsupportedModelError, UsageError
 from rnnaudit.examine import Examination, Progress, Settings, examine
 from rnnaudit.loaders.module import made, read_module
 from rnnaudit.model import Model
 from rnnaudit.observe import observe, observe_rows
 from rnnaudit.planning import Wanted, chosen, plans, set_aside
 from rnnaudit.refutation import load_witness, save_witness
-from rnnaudit.results import MAX_DEPTH, Export, Norm, Report, Skipped
+from rnnaudit.reports.wording import grouped
+from rnnaudit.results import BY_CHOICE, MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Shape
 from rnnaudit.verification import live
 from rnnaudit.verification import verify as compare
@@ -200,7 +202,8 @@ def truncate(
     """Write the feed-forward ONNX model that replaces the recurrence, and verify it.
 
     Without an output, return a live module's truncated copy: see `truncate_module`, which
-    also returns the report.
+    also returns the report. What the report finds worse than a note, and what stays as it is,
+    is then an `RnnauditWarning`, one for each finding.
 
     The depth rests on the strongest evidence that gives one within ``max_depth``: a proof,
     your data, synthetic inputs. A measured depth is taken at ε/2, so that inputs a little
@@ -249,11 +252,25 @@ def truncate(
     if output is not None:
         return _truncated_file(model, output, **settings)
     if isinstance(model, nn.Module):
-        return truncate_module(model, **settings)[0]
+        truncated, report = truncate_module(model, **settings)
+        for said in _warnings(report):
+            warnings.warn(said, RnnauditWarning, stacklevel=2)
+        return truncated
     raise UsageError(
         f"an output must be named where the model is a {type(model).__name__}, got none",
         help="only a live nn.Module is truncated in memory",
     )
+
+
+def _warnings(report: Report) -> Iterator[str]:
+    """Say what is worse than a note, as the command line does, and what was not cut."""
+    for part in report.skipped:
+        if part.reason != BY_CHOICE:
+            yield f"skipped {part.where}: {part.reason}"
+    for same, places in grouped(report.findings):
+        if same.severity != "note":
+            where = f"{', '.join(places)}: " if places else ""
+            yield f"{same.id} {where}{same.message}" + (f"; {same.help}" if same.help else "")
 
 
 def truncate_module(
@@ -603,7 +620,7 @@ def _only(model: Model, layer: str | None) -> Model:
     if not stacks:
         names = ", ".join(r.label for r in islice(model.recurrences(), 8))
         raise UsageError(f"--layer must be part of one of {names}, got {layer!r}")
-    skipped = (Skipped(s.name, "left out by --layer") for s in rest)
+    skipped = (Skipped(s.name, BY_CHOICE) for s in rest)
     return replace(model, stacks=stacks, skipped=(*model.skipped, *skipped))
 
 

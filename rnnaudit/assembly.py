@@ -16,6 +16,7 @@ from rnnaudit.planning import MARGIN, left_out
 from rnnaudit.reports.numbers import epsilon, near, up
 from rnnaudit.reports.wording import END_TO_END, noise
 from rnnaudit.results import (
+    BY_CHOICE,
     EPSILONS,
     Attempt,
     Depth,
@@ -54,11 +55,7 @@ def of_audit(
         verdicts.append("unstable")
     skipped = (
         *model.skipped,
-        *(
-            Skipped(label, "left out by --layer")
-            for label in found.recurrences
-            if label not in chosen
-        ),
+        *(Skipped(label, BY_CHOICE) for label in found.recurrences if label not in chosen),
     )
     return Report(
         model=_info(model),

@@ -44,3 +44,7 @@ class UnsupportedModelError(RnnauditError):
     """The file was read, and holds something that cannot be audited honestly."""
 
     default_id = "RA102"
+
+
+class RnnauditWarning(UserWarning):
+    """A finding, or a part that was skipped, that goes with a result and does not show in it."""

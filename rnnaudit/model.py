@@ -521,7 +521,11 @@ class Stack:
             yield from layer.recurrences
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+NAMED = 6
+"""Recurrences that a model names when it is printed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Model:
     """What a loader read: stacks, the source graph where there is one, and what was left out.
 
@@ -545,6 +549,17 @@ class Model:
     findings: tuple[Finding, ...] = ()
     source: Mapping[str, nn.Module] = field(default_factory=dict)
     twins: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Name the file and its recurrences, and leave the weights out."""
+        labels = [r.label for r in self.recurrences()]
+        shown = ", ".join(map(repr, labels[:NAMED]))
+        more = f", … {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+        return (
+            f"Model(path={str(self.path)!r}, format={self.format!r}, whole={self.whole}, "
+            f"recurrences=[{shown}{more}], skipped={len(self.skipped)}, "
+            f"findings={[f.id for f in self.findings]})"
+        )
 
     @property
     def direct(self) -> bool:

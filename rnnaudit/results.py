@@ -8,7 +8,7 @@ A number that does not exist is ``None``, never NaN or infinity.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +21,9 @@ Norm = Literal["max", "2"]
 
 EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Every ε that a report's table has."""
+
+BY_CHOICE = "left out by --layer"
+"""Why a part was skipped that the user did not choose."""
 
 MAX_DEPTH = 512
 """The largest depth that ``truncate`` takes unless told otherwise."""
@@ -409,9 +412,12 @@ class ModelInfo:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """One audit: everything that a renderer, a policy or a user may read."""
+    """One audit: everything that a renderer, a policy or a user may read.
+
+    ``print`` shows what the command line would.
+    """
 
     model: ModelInfo
     settings: Mapping[str, object]
@@ -432,6 +438,43 @@ class Report:
     replay: Replay | None = None
     gate: Gate | None = None
     proof_file: ProofFile | None = None
+
+    def __str__(self) -> str:
+        """Return the report as text, no line wider than 80 columns."""
+        return _SHOWN[-1](self)
+
+    def __repr__(self) -> str:
+        """Return what decides, and how much else there is, on one line."""
+        measured = None if self.depth.measured is None else self.depth.measured.k
+        facts = {
+            "model": self.model.path,
+            "verdict": self.verdict,
+            "recurrences": len(self.recurrences),
+            "eps": self.eps,
+            "proved": self.depth.proved,
+            "measured": measured,
+            "refuted_below": self.depth.refuted_below,
+        }
+        if self.equivalence is not None:
+            facts |= {
+                "passed": self.equivalence.passed,
+                "max_abs_error": self.equivalence.max_abs_error,
+            }
+        if self.export is not None:
+            facts["written"] = self.export.path
+        facts |= {
+            "skipped": len(self.skipped),
+            "findings": tuple(dict.fromkeys(f.id for f in self.findings)),
+        }
+        return f"Report({', '.join(f'{name}={value!r}' for name, value in facts.items())})"
+
+
+_SHOWN: list[Callable[[Report], str]] = [repr]
+
+
+def shown_by(render: Callable[[Report], str]) -> None:
+    """Let ``str(report)`` be what a renderer makes of it; those live in the rooms above."""
+    _SHOWN[:] = [render]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from rnnaudit import export
 from rnnaudit.data import Data
-from rnnaudit.errors import LoadError, UnsupportedModelError
+from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError
 from rnnaudit.estimators.probes import synthetic
 from rnnaudit.examine import Examination, Progress
 from rnnaudit.loaders.interface import brief
@@ -99,6 +99,7 @@ def read_by(
         def watch(name: str, part: nn.RNNBase) -> None:
             def keep(_: nn.Module, args: Call, kwargs: Mapping[str, Any]) -> None:
                 given = args[0] if args else kwargs["input"]
+                _check_width("" if part is module else name, part, given)
                 room = MOST_ROWS - len(rows[name])
                 rows[name] += [((number, n), x) for n, x in enumerate(_rows(part, given))][:room]
 
@@ -114,6 +115,23 @@ def read_by(
         if not all(bool(x.isfinite().all()) for _, x in read):
             raise LoadError(f"{name} must read finite numbers, got NaN or infinity", id="RA107")
     return rows
+
+
+def _check_width(name: str, part: nn.RNNBase, given: Tensor | PackedSequence) -> None:
+    width = (given.data if isinstance(given, PackedSequence) else given).shape[-1]
+    wanted = part.input_size
+    if width != wanted and not name:
+        raise LoadError(
+            f"the data must have {wanted} features per step, got {width}",
+            help="give sequences [time, features] of that width",
+            id="RA107",
+        )
+    if width != wanted:
+        raise LoadError(
+            f"{name} must be given {wanted} features per step, got {width}",
+            help=f"give data from which the module makes {wanted} features per step",
+            id="RA107",
+        )
 
 
 def _rows(part: nn.RNNBase, given: Tensor | PackedSequence) -> list[Tensor]:
@@ -137,12 +155,15 @@ def outputs_of(module: nn.Module, call: Call) -> Outputs:
     try:
         with evaluating(module), torch.no_grad():
             came = list(tensors(module(*call)))
+    except RnnauditError:
+        raise
     except Exception as error:  # whatever the user's code does
         shapes = [tuple(x.shape) for x in call if isinstance(x, Tensor)]
         raise LoadError(
             f"the module must take the data, got {type(error).__name__} on {shapes}: "
             f"{brief(error)}",
-            help="give a list of tuples, the arguments of each call",
+            help="give sequences with the features, the type and the axes that it takes, or a list "
+            "of tuples, the arguments of each call",
             id="RA107",
         ) from error
     kept = came[:1] if isinstance(module, nn.RNNBase) else came

@@ -35,8 +35,9 @@ from rnnaudit.reports import (
 )
 from rnnaudit.reports.commands import shell, snippet
 from rnnaudit.reports.json import refusal, schema
-from rnnaudit.results import Depth, Equivalence, Finding, MeasuredDepth, Report
+from rnnaudit.results import Depth, Equivalence, Finding, MeasuredDepth, ProofFile, Report
 from tests import reports_by_hand as by_hand
+from tests.strategies import random_model
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = list(by_hand.golden(GOLDEN))
@@ -427,3 +428,37 @@ def test_a_study_that_was_cut_short_shows_no_number():
     words = "unknown: the study was cut short, or the data are too short"
     assert wording.longer(measured, cut=False) == words
     assert terminal.brief(measured).plain == "?"
+
+
+# ----------------------------------------------------------------------- print, and the prompt
+
+
+@pytest.mark.parametrize("name", by_hand.REPORTS)
+def test_a_printed_report_is_what_the_terminal_shows(name):
+    report = by_hand.REPORTS[name]
+    assert f"{report}\n" == TerminalRenderer().render(report)
+
+
+@pytest.mark.parametrize("name", by_hand.REPORTS)
+def test_a_report_at_the_prompt_is_one_short_line(name):
+    report = by_hand.REPORTS[name]
+    shown = repr(report)
+    assert len(shown.splitlines()) == 1
+    assert len(shown) < 500
+    assert shown.startswith(f"Report(model={report.model.path!r}, verdict={report.verdict!r}, ")
+    if report.equivalence is not None:
+        assert f"passed={report.equivalence.passed}" in shown
+
+
+def test_a_printed_proof_says_what_is_proved():
+    proof = ProofFile("model.proof.json", 4096, valid=True)
+    report = replace(by_hand.STABLE, proof_file=proof)
+    assert "\nVALID: 1 of 1 recurrence proved again from the weights; end to end k" in str(report)
+
+
+def test_a_model_at_the_prompt_is_one_short_line():
+    shown = repr(random_model(0, "lstm", hidden=64, layers=9))
+    assert shown.splitlines() == [shown]
+    assert shown.startswith("Model(path=")
+    assert "'rnn[5]', … 3 more]" in shown
+    assert len(shown) < 300

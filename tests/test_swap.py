@@ -1,5 +1,7 @@
 """`rnnaudit.truncate` on a live module: which recurrences are replaced, how deep, how exactly."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,10 @@ from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.modules import Truncated
 from rnnaudit.runtime import run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::rnnaudit.RnnauditWarning"),
+]
 
 
 class Tagger(nn.Module):
@@ -44,7 +49,7 @@ def sequences(*, n=6, steps=80, features=2, seed=0):
 def test_every_recurrence_is_replaced_and_the_rest_is_kept():
     module, x = Tagger(), sequences()
     before = {name: t.clone() for name, t in module.state_dict().items()}
-    truncated, report = rnnaudit.truncate_module(module, eps=1e-3, data=x, time_budget=2.0)
+    truncated, report = rnnaudit.truncate_module(module, eps=1e-3, data=x, time_budget=10.0)
     assert not any(isinstance(part, Truncated) for part in module.modules())
     assert [type(part) for part in truncated.parts.values()] == [Truncated, Truncated]
     assert list(truncated.state_dict()) == list(before)
@@ -150,6 +155,73 @@ def test_a_layer_may_be_cut_alone_and_a_cell_stays():
     assert any("have a truncated module" in each.reason for each in report.skipped)
     half = rnnaudit.truncate(Both(), depth=4, layer="rnn[0]", **few)
     assert [cut and cut.depth for (cut,) in half.rnn.cuts] == [4, None]
+
+
+def warned(module, **settings):
+    """Truncate, and return the report of that very run with what was warned of."""
+    reports, whole = [], rnnaudit.api.truncate_module
+
+    def kept(*arguments, **given):
+        truncated, report = whole(*arguments, **given)
+        reports.append(report)
+        return truncated, report
+
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(rnnaudit.api, "truncate_module", kept)
+        rnnaudit.truncate(module, **settings)
+    assert {each.category for each in caught} <= {rnnaudit.RnnauditWarning}
+    assert {each.filename for each in caught} <= {__file__}
+    (report,) = reports
+    return report, [str(each.message) for each in caught]
+
+
+def test_every_finding_of_the_report_is_warned_of_once():
+    settings = {"depth": 4, "time_budget": 1.0, "data": sequences(n=2, steps=24)}
+    report, said = warned(Tagger(), **settings)
+    worse = [each for each in report.findings if each.severity != "note"]
+    assert worse
+    assert len(said) == len(set(said)) == len({(f.id, f.message) for f in worse})
+    assert any(
+        line.startswith("RA301 depths: the depth rests on your choice, not on a proof; ")
+        for line in said
+    )
+    for each in worse:
+        assert sum(each.id in line and each.message in line for line in said) == 1
+
+
+def test_what_stays_is_warned_of_and_what_was_chosen_is_not():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.rnn = nn.LSTMCell(2, 3), nn.GRU(2, 3)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    few = {"data": sequences(n=2, steps=24), "time_budget": 1.0}
+    _, said = warned(Both(), depth=4, **few)
+    assert "skipped cell[0]: only nn.RNN, nn.GRU and nn.LSTM have a truncated module" in said
+    report, said = warned(Both(), depth=4, layer="rnn[0]", **few)
+    assert [each.where for each in report.skipped] == ["cell"]
+    assert not any("cell" in line for line in said)
+
+
+def test_a_proved_depth_leaves_nothing_to_warn_of():
+    torch.manual_seed(0)
+    assert warned(nn.RNN(3, 8), eps=1e-2, time_budget=2.0)[1] == []
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_data_of_another_width_are_told_the_width(bare):
+    module = nn.GRU(4, 3, batch_first=True) if bare else nn.Sequential(nn.GRU(4, 3))
+    wanted = (
+        "the data must have 4 features per step, got 5; give sequences"
+        if bare
+        else "0 must be given 4 features per step, got 5; give data from which the module makes 4"
+    )
+    with pytest.raises(LoadError, match=wanted):
+        rnnaudit.truncate(module, data=sequences(features=5))
 
 
 def test_what_cannot_be_is_refused():

@@ -5,9 +5,21 @@ from rnnaudit.reports.interface import Gatherer, Renderer
 from rnnaudit.reports.json import JsonRenderer
 from rnnaudit.reports.junit import JunitRenderer
 from rnnaudit.reports.markdown import MarkdownRenderer
+from rnnaudit.reports.proof import ProofRenderer
 from rnnaudit.reports.sarif import SarifRenderer
 from rnnaudit.reports.summary import SummaryRenderer
 from rnnaudit.reports.terminal import TerminalRenderer
+from rnnaudit.results import Report, shown_by
+
+
+def _shown(report: Report) -> str:
+    """Return what a terminal shows, without colour, for ``print``."""
+    if report.proof_file is not None:
+        return ProofRenderer(written=False).render(report).rstrip("\n")
+    return TerminalRenderer().render(report).rstrip("\n")
+
+
+shown_by(_shown)
 
 _EVERYWHERE = (
     JsonRenderer(),
