@@ -19,7 +19,6 @@ SOURCES = (("rnnaudit.toml", ()), ("pyproject.toml", ("tool", "rnnaudit")))
 OWN = "output"
 """The one option that means something else in each command."""
 
-
 ALLOWANCE = ("id", "until", "reason")
 """Keys of a table that stands for ``ID:DATE:REASON``."""
 

@@ -169,9 +169,9 @@ def depth_table(caption: str, depths: Sequence[Depth]) -> Table:
         tuple(
             (
                 wording.marked(d),
-                _count(d.proved),
+                numbers.whole(d.proved),
                 wording.brief(d.measured),
-                _count(d.refuted_below),
+                numbers.whole(d.refuted_below),
             )
             for d in depths
         ),
@@ -361,10 +361,6 @@ def _units(memory: UnitMemory) -> Chart | None:
             ),
         ),
     )
-
-
-def _count(k: int | None) -> str:
-    return "—" if k is None else str(k)
 
 
 def _estimate(value: float) -> str:

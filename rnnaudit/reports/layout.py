@@ -15,7 +15,6 @@ Piece = Text | str
 NO_BREAK = "\u00a0"
 """A space at which no line is broken; printed as an ordinary one."""
 
-
 LEAST = 12
 """Columns to which a column that shrinks is cut at most, before the next one is."""
 

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from rnnaudit.reports import numbers, wording
 from rnnaudit.reports.checks import checks
-from rnnaudit.results import Depth, Outcome, RecurrenceReport, Refusal, Report
+from rnnaudit.results import Depth, MeasuredDepth, Outcome, RecurrenceReport, Refusal, Report
 
 _MARKUP = re.compile(r"[\\`*{}\[\]<>#|~&@$!]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.|:(?=//)")
 """What means something to Markdown, HTML or GitHub; an underscore inside a word does not."""
-
-_NONE = "—"
 
 
 class MarkdownRenderer:
@@ -55,14 +53,14 @@ def _row(outcome: Outcome) -> list[str]:
     state = wording.state(outcome)
     shown = state if state == "pass" else f"**{state}**"
     if isinstance(outcome, Refusal):
-        return [shown, escaped(outcome.path), outcome.id, *[_NONE] * 4]
+        return [shown, escaped(outcome.path), outcome.id, *[numbers.NONE] * 4]
     bounds = [r.upper.value for r in outcome.recurrences if r.upper is not None]
     whole = bounds and len(bounds) == len(outcome.recurrences)
     return [
         shown,
         escaped(outcome.model.path),
         outcome.verdict,
-        numbers.rate_up(max(bounds)) if whole else _NONE,
+        numbers.rate_up(max(bounds)) if whole else numbers.NONE,
         *_known(outcome.depth),
     ]
 
@@ -156,9 +154,9 @@ def _recurrence(report: Report, recurrence: RecurrenceReport) -> list[str]:
         escaped(wording.cell(recurrence)),
         f"{recurrence.input_size} → {recurrence.hidden_size}",
         recurrence.verdict,
-        numbers.rate_up(recurrence.upper.value) if recurrence.upper else _NONE,
-        numbers.rate_down(recurrence.lower.value) if recurrence.lower else _NONE,
-        numbers.near(half, 2) if half is not None else _NONE,
+        numbers.rate_up(recurrence.upper.value) if recurrence.upper else numbers.NONE,
+        numbers.rate_down(recurrence.lower.value) if recurrence.lower else numbers.NONE,
+        numbers.near(half, 2) if half is not None else numbers.NONE,
         *_known(own),
     ]
 
@@ -172,14 +170,14 @@ def _depths(table: Sequence[Depth]) -> list[list[str]]:
 def _known(depth: Depth) -> list[str]:
     measured = depth.measured
     return [
-        _NONE if depth.proved is None else str(depth.proved),
-        _NONE if measured is None else wording.brief(measured) + _source(measured.synthetic),
-        _NONE if depth.refuted_below is None else str(depth.refuted_below),
+        numbers.whole(depth.proved),
+        wording.brief(measured) + _source(measured),
+        numbers.whole(depth.refuted_below),
     ]
 
 
-def _source(synthetic: bool) -> str:
-    return " (synthetic)" if synthetic else ""
+def _source(measured: MeasuredDepth | None) -> str:
+    return " (synthetic)" if measured is not None and measured.synthetic else ""
 
 
 # -------------------------------------------------------------------------------- syntax

@@ -14,6 +14,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 DIGITS = 3
 _ENOUGH_DIGITS = 17  # tell any two float64 apart
 
+NONE = "—"
+"""Stands where there is no number."""
+
 
 def up(value: float, digits: int = DIGITS) -> str:
     """Print ``value`` with ``digits`` significant digits, rounded towards +∞."""
@@ -99,6 +102,11 @@ def size(count: int) -> str:
         if count >= length:
             return f"{_short(count / length)} {unit}"
     return f"{count} B"
+
+
+def whole(number: int | None) -> str:
+    """Print a whole number, or a dash where there is none."""
+    return NONE if number is None else str(number)
 
 
 def counted(count: int, noun: str) -> str:

@@ -120,7 +120,7 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
 
     def row(name: str, depths: tuple[Depth, ...]) -> list[Piece]:
         known = {d.eps: d.proved for d in depths}
-        return [name, *("—" if known.get(e) is None else str(known[e]) for e in shown)]
+        return [name, *(numbers.whole(known.get(e)) for e in shown)]
 
     rows = [row(numbers.clean(r.label), r.depths) for r in report.recurrences if r.depths]
     rows.append(row(report.scope, report.table))

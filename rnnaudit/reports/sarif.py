@@ -129,7 +129,11 @@ def _result(result: _Result, ids: Sequence[str], seen: Counter[str]) -> dict[str
     }
     if result.accepted:
         found["suppressions"] = [
-            {"kind": "external", "status": "accepted", "justification": _clean(result.accepted)}
+            {
+                "kind": "external",
+                "status": "accepted",
+                "justification": numbers.clean(result.accepted),
+            }
         ]
     return found
 
@@ -142,7 +146,7 @@ def _location(result: _Result) -> dict[str, Any]:
         }
     }
     if result.where:
-        name = _clean(result.where)
+        name = numbers.clean(result.where)
         found["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "member"}]
     return found
 
@@ -172,7 +176,7 @@ def _artifact(outcome: Outcome) -> dict[str, Any]:
 
 def _invocation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     notes = [
-        {"level": "warning", "message": {"text": _clean(f"{path}: {where}: {reason}")}}
+        {"level": "warning", "message": {"text": numbers.clean(f"{path}: {where}: {reason}")}}
         for outcome in outcomes
         if isinstance(outcome, Report)
         for path, where, reason in (
@@ -195,7 +199,3 @@ def _rule(id_: str) -> Mapping[str, Any]:
         "helpUri": HELP + id_,
         "defaultConfiguration": {"level": what.severity},
     }
-
-
-def _clean(text: str) -> str:
-    return numbers.clean(text)

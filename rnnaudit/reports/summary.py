@@ -81,7 +81,7 @@ def _row(outcome: Outcome) -> list[Piece]:
     state = wording.state(outcome)
     shown = Text(state, STATES[state])
     if isinstance(outcome, Refusal):
-        return [shown, numbers.clean(outcome.path), outcome.id, *["—"] * 4]
+        return [shown, numbers.clean(outcome.path), outcome.id, *[numbers.NONE] * 4]
     bounds = [r.upper.value for r in outcome.recurrences if r.upper is not None]
     whole = len(bounds) == len(outcome.recurrences) and bounds
     measured = outcome.depth.measured
@@ -92,7 +92,7 @@ def _row(outcome: Outcome) -> list[Piece]:
         shown,
         numbers.clean(outcome.model.path),
         Text(outcome.verdict, VERDICTS[outcome.verdict.upper()].removeprefix("bold ")),
-        Text(numbers.rate_up(max(bounds)), PROVED) if whole else "—",
+        Text(numbers.rate_up(max(bounds)), PROVED) if whole else numbers.NONE,
         count(outcome.depth.proved, PROVED),
         seen,
         count(outcome.depth.refuted_below, REFUTED),
@@ -121,20 +121,18 @@ def _headed(word: str, path: str, width: int) -> Iterator[Text]:
 
 def _rule(rule: Rule, width: int) -> Iterator[Text]:
     mark = Text("holds", PROVED) if rule.passed else Text("fails", REFUTED)
-    title = Text.assemble((_plain(rule.rule), "bold"), " ", mark)
-    yield from hang("", flow([title, _plain(rule.where)], width - 2, " · "), indent=2, column=2)
+    title = Text.assemble((numbers.clean(rule.rule), "bold"), " ", mark)
+    yield from hang(
+        "", flow([title, numbers.clean(rule.where)], width - 2, " · "), indent=2, column=2
+    )
     facts = [("wanted", rule.wanted), ("got", rule.got)]
     yield from _facts(facts if rule.passed else [*facts, ("next", rule.help)], width)
-
-
-def _plain(text: str) -> str:
-    return numbers.clean(text)
 
 
 def _facts(facts: Sequence[tuple[str, str]], width: int) -> Iterator[Text]:
     for label, fact in facts:
         if fact:
-            lines = flow([_plain(fact)], width - 12)
+            lines = flow([numbers.clean(fact)], width - 12)
             yield from hang(Text(label, LABEL), lines, indent=4, column=12)
 
 

@@ -153,19 +153,17 @@ def _block(
         ("units", _units(recurrence, verbose)),
         (k, _evidence(depth, wording.step_seconds(report), cut) if depth is not None else []),
     ]
-    rows += [("skipped", [_plain(s.where), _plain(s.reason)]) for s in recurrence.skipped]
+    rows += [
+        ("skipped", [numbers.clean(s.where), numbers.clean(s.reason)]) for s in recurrence.skipped
+    ]
     for label, facts in rows:
         lines = flow(facts, width - column)
         if lines:
             yield from hang(Text(label, LABEL), lines, indent=4, column=column)
 
 
-def _plain(name: str) -> str:
-    return numbers.clean(name)
-
-
 def _place(recurrence: RecurrenceReport) -> str:
-    return f"{_plain(recurrence.name)}[{recurrence.layer}]"
+    return f"{numbers.clean(recurrence.name)}[{recurrence.layer}]"
 
 
 def _title(recurrence: RecurrenceReport) -> list[Piece]:
@@ -187,16 +185,16 @@ def _rates(recurrence: RecurrenceReport, domain: str, verbose: bool) -> list[Pie
     if recurrence.upper is not None:
         upper = recurrence.upper
         over = "" if upper.domain == domain else f", {upper.domain}"
-        how = _plain(f"{wording.norm(upper.norm)}: {upper.method}{over}")
+        how = numbers.clean(f"{wording.norm(upper.norm)}: {upper.method}{over}")
         facts.append(
             Text.assemble((f"≤ {numbers.rate_up(upper.value)} proved", PROVED), f" ({how})")
         )
     elif recurrence.no_proof is not None:
-        facts.append(f"no proof: {_plain(recurrence.no_proof.reason)}")
+        facts.append(f"no proof: {numbers.clean(recurrence.no_proof.reason)}")
     if recurrence.lower is not None:
         lower = recurrence.lower
         method = lower.method if verbose else lower.method.partition(" (")[0]
-        how = _plain(f"{wording.norm(lower.norm)}: {method}")
+        how = numbers.clean(f"{wording.norm(lower.norm)}: {method}")
         facts.append(
             Text.assemble((f"‖J‖ ≥ {numbers.rate_down(lower.value)} found", MEASURED), f" ({how})")
         )
@@ -210,11 +208,12 @@ def _others(recurrence: RecurrenceReport, eps: float) -> list[Piece]:
     facts: list[Piece] = []
     for attempt in recurrence.others:
         if attempt.rate is None:
-            facts.append(_plain(f"{attempt.method}: {attempt.reason}"))
+            facts.append(numbers.clean(f"{attempt.method}: {attempt.reason}"))
             continue
         k = "no k" if attempt.k is None else f"k({numbers.epsilon(eps)}) = {attempt.k}"
         rate = numbers.rate_up(attempt.rate)
-        facts.append(_plain(f"{attempt.method}: ≤ {rate} in {wording.norm(attempt.norm)}, {k}"))
+        said = f"{attempt.method}: ≤ {rate} in {wording.norm(attempt.norm)}, {k}"
+        facts.append(numbers.clean(said))
     return facts
 
 
@@ -334,9 +333,9 @@ def _overview_row(report: Report, recurrence: RecurrenceReport) -> list[Piece]:
         _place(recurrence),
         wording.cell(recurrence) + (" ←" if recurrence.direction == "reverse" else ""),
         _sizes(recurrence).replace(" ", ""),
-        Text(numbers.rate_up(recurrence.upper.value), PROVED) if recurrence.upper else "—",
-        numbers.rate_down(recurrence.lower.value) if recurrence.lower else "—",
-        numbers.near(half, 2) if half is not None else "—",
+        Text(numbers.rate_up(recurrence.upper.value), PROVED) if recurrence.upper else numbers.NONE,
+        numbers.rate_down(recurrence.lower.value) if recurrence.lower else numbers.NONE,
+        numbers.near(half, 2) if half is not None else numbers.NONE,
         count(depth.proved if depth else None, PROVED),
         brief(depth.measured if depth else None),
     ]
@@ -344,7 +343,7 @@ def _overview_row(report: Report, recurrence: RecurrenceReport) -> list[Piece]:
 
 def count(k: int | None, style: str) -> Text:
     """Print a depth, or a dash where there is none."""
-    return Text("—", LABEL) if k is None else Text(str(k), style)
+    return Text(numbers.whole(k), LABEL if k is None else style)
 
 
 def brief(measured: MeasuredDepth | None) -> Text:
@@ -360,10 +359,10 @@ def _depths(report: Report, width: int) -> Iterator[Text]:
         ("k measured", [brief(d.measured) for d in report.table]),
         ("no k below", [count(d.refuted_below, REFUTED) for d in report.table]),
     ]
-    rows = [(name, cells) for name, cells in rows if any(c.plain != "—" for c in cells)]
+    rows = [(name, cells) for name, cells in rows if any(c.plain != numbers.NONE for c in cells)]
     if not rows:
         return
-    scope = f"{_plain(report.scope)}, ε ="
+    scope = f"{numbers.clean(report.scope)}, ε ="
     scope = scope if cell_len(scope) <= width // 2 else "ε ="
     wide = max(cell_len(cell.plain) for _, cells in rows for cell in cells) + 2
     fitting = max(
@@ -418,25 +417,25 @@ def _next(report: Report, width: int) -> Iterator[Text]:
 
 def _remarks(report: Report, width: int) -> Iterator[Text]:
     for skipped in report.skipped:
-        facts = [Text.assemble(_plain(skipped.where), ": ", _plain(skipped.reason))]
+        facts = [Text.assemble(numbers.clean(skipped.where), ": ", numbers.clean(skipped.reason))]
         yield from hang(Text("skipped", MEASURED), flow(facts, width - 9), indent=0, column=9)
     for finding, places in wording.grouped(report.findings):
         label = Text(finding.severity, SEVERITIES[finding.severity])
-        where = ", ".join(map(_plain, places[:3]))
+        where = ", ".join(map(numbers.clean, places[:3]))
         where += f" and {len(places) - 3} more" if len(places) > 3 else ""
-        message = f"{where}: {_plain(finding.message)}" if where else _plain(finding.message)
+        message = numbers.clean(f"{where}: {finding.message}" if where else finding.message)
         facts = [Text.assemble((finding.id, "bold"), " ", message)]
         yield from hang(label, flow(facts, width - 9), indent=0, column=9)
         if finding.help:
-            advice = flow([f"→ {_plain(finding.help)}"], width - 9)
+            advice = flow([f"→ {numbers.clean(finding.help)}"], width - 9)
             yield from hang("", [Text(line.plain, LABEL) for line in advice], indent=0, column=9)
 
 
 def _settings(report: Report, width: int) -> Iterator[Text]:
-    facts = [f"{name} = {_plain(str(value))}" for name, value in report.settings.items()]
+    facts = [f"{name} = {numbers.clean(str(value))}" for name, value in report.settings.items()]
     yield from _labelled("settings", facts, width)
     made = [f"{name} {version}" for name, version in report.tool.items() if name != "name"]
-    yield from _labelled("versions", [_plain(fact) for fact in made], width)
+    yield from _labelled("versions", [numbers.clean(fact) for fact in made], width)
 
 
 # ------------------------------------------------------------------ truncate and verify
@@ -475,7 +474,10 @@ def _replay(replay: Replay, width: int) -> Iterator[Text]:
     yield Text()
     columns = [Column("depth"), Column("found"), Column("replayed")]
     yield from table(columns, rows, indent=2, width=width)
-    facts: list[Piece] = [f"output of {_plain(replay.where)}", f"inputs {_plain(replay.domain)}"]
+    facts: list[Piece] = [
+        f"output of {numbers.clean(replay.where)}",
+        f"inputs {numbers.clean(replay.domain)}",
+    ]
     yield from _labelled("of", facts, width)
 
 
@@ -489,10 +491,10 @@ def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
             (
                 "where",
                 [
-                    f"output {_plain(at.output)}",
+                    f"output {numbers.clean(at.output)}",
                     f"t = {at.t}",
                     f"unit {at.unit}",
-                    f"row {at.batch} of {_plain(at.input)}",
+                    f"row {at.batch} of {numbers.clean(at.input)}",
                 ],
             )
         )
@@ -508,8 +510,8 @@ def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
     ]
     rows.append(("of which", list(sources)))
     if equivalence.reference:
-        rows.append(("original", [_plain(equivalence.reference)]))
-    rows.append(("left out", [_plain(part) for part in equivalence.left_out]))
+        rows.append(("original", [numbers.clean(equivalence.reference)]))
+    rows.append(("left out", [numbers.clean(part) for part in equivalence.left_out]))
     for label, facts in rows:
         lines = flow(facts, width - 12)
         if lines:
@@ -519,17 +521,17 @@ def _comparison(equivalence: Equivalence, width: int) -> Iterator[Text]:
 def _written(export: Export, width: int) -> Iterator[Text]:
     before = "?" if export.bytes_before is None else numbers.size(export.bytes_before)
     rows: list[tuple[str, list[Piece]]] = [
-        ("wrote", [Text(_plain(export.path), "bold")]),
+        ("wrote", [Text(numbers.clean(export.path), "bold")]),
         (
             "form",
             [
-                _plain(export.form),
+                numbers.clean(export.form),
                 f"opset {export.opset}",
-                f"initial state {_plain(export.initial_state)}",
-                *([_plain(export.form_reason)] if export.form_reason else []),
+                f"initial state {numbers.clean(export.initial_state)}",
+                *([numbers.clean(export.form_reason)] if export.form_reason else []),
             ],
         ),
-        ("reads", [_plain(_port(name, shape)) for name, shape, _ in export.inputs]),
+        ("reads", [numbers.clean(_port(name, shape)) for name, shape, _ in export.inputs]),
         ("size", [f"{before} → {numbers.size(export.bytes_after)}"]),
     ]
     if export.milliseconds_after is not None:
@@ -538,7 +540,7 @@ def _written(export: Export, width: int) -> Iterator[Text]:
                 "latency",
                 [
                     *_spans(export.milliseconds_before, export.milliseconds_after),
-                    _plain(export.latency_shape),
+                    numbers.clean(export.latency_shape),
                 ],
             )
         )

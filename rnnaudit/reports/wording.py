@@ -163,7 +163,7 @@ def longer(measured: MeasuredDepth, cut: bool) -> str:
 def brief(measured: MeasuredDepth | None) -> str:
     """Say a measured depth in a word, for a table: ``31``, ``> 128``, ``?`` if unknown."""
     if measured is None:
-        return "—"
+        return numbers.NONE
     if measured.k is not None:
         return str(measured.k)
     if measured.longer_than == 0:
