@@ -523,7 +523,9 @@ def certify(
         eps=eps, norm=norm, seed=seed, time_budget=time_budget, input_range=input_range
     )
     model, data = _only(_model(model), layer), _data(data)
-    seen = observe(model, data, seed=seed, input_range=input_range)
+    seen = None
+    if data is not None or not model.direct:
+        seen = observe(model, data, seed=seed, input_range=input_range)
     document, missing = proving.prove(model, seen, settings, progress)
     raw = proving.dumped(document)
     path = Path(output)

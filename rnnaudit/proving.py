@@ -17,9 +17,15 @@ from rnnaudit.versions import versions
 
 
 def prove(
-    model: Model, seen: Observation, settings: Settings, progress: Progress | None
+    model: Model, seen: Observation | None, settings: Settings, progress: Progress | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Prove every stack of a model.
+
+    Args:
+        model: The model.
+        seen: What its stacks read, whose box is their domain; None where no input decides it.
+        settings: Of the proofs.
+        progress: Called with what is being done and the share that is done.
 
     Returns:
         The proof file as a plain document, and why a recurrence or a stack is left out of
@@ -27,7 +33,8 @@ def prove(
     """
     proofs: list[StackCertificate] = []
     for i, stack in enumerate(model.stacks):
-        domain = domain_of(model, seen.stacks[i], settings, synthetic=seen.synthetic[i])
+        groups, synthetic = ((), True) if seen is None else (seen.stacks[i], seen.synthetic[i])
+        domain = domain_of(model, groups, settings, synthetic=synthetic)
         if progress is not None:
             progress(f"proving {stack.name}", i / len(model.stacks))
         budget = None if settings.time_budget is None else settings.time_budget / len(model.stacks)

@@ -400,7 +400,23 @@ def test_nothing_proved_writes_nothing_and_exits_with_1(saved, capsys):
     assert code == 1
     assert "no proof: forget gate can reach 0.9999" in out
     assert "nothing was written" in out
+    assert "next      rnnaudit inspect lstm.pt\n" in out
+    assert "a narrower --input-range may leave a domain that is proved" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
     assert not Path("p.json").exists()
+
+
+@pytest.mark.parametrize("bounds", [None, (-0.5, 0.25)])
+def test_no_inputs_are_made_up_where_none_decides_the_domain(saved, monkeypatch, bounds):
+    def refuse(*_, **__):
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rnnaudit.api, "observe", refuse)
+        report = rnnaudit.certify("m.pt", "p.json", input_range=bounds)
+    domain = "|x| ≤ 1" if bounds is None else "-0.5 ≤ x ≤ 0.25"
+    assert report.recurrences[0].upper.domain == domain
+    assert rnnaudit.check("p.json", "m.pt").proof_file.valid
 
 
 def test_what_is_not_covered_is_named(saved, capsys):

@@ -90,6 +90,12 @@ class ProofRenderer:
             yield from self._line("wrote", facts, 0)
             command = f"rnnaudit check {file.path} {report.model.path}"
             yield from self._line("next", [numbers.clean(command)], 0)
+        if file is None and self.written:
+            command = f"rnnaudit inspect {report.model.path}"
+            yield from self._line("next", [numbers.clean(command)], 0)
+            advice = "it measures k, which needs no proof, and says what stands in its way; "
+            advice += "a narrower --input-range may leave a domain that is proved"
+            yield from self._line("", [advice], 0)
 
 
 def _judged(report: Report, file: ProofFile | None, *, written: bool) -> tuple[str, str, str]:
