@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnnaudit import cells, depth, evidence
+from rnnaudit.depth import layerwise, restarts
 from rnnaudit.model import (
     RELU,
     Activation,
@@ -278,7 +279,7 @@ def test_a_layerwise_study_that_must_stop_claims_no_depth_that_it_has_not_seen(m
     x = draw(rng, 3, 60, 2)
     whole = depth.study_stack(stack, x)
     for most in (0, 1e6, 1e7):
-        monkeypatch.setattr(depth, "_MOST", most)
+        monkeypatch.setattr(layerwise, "_MOST", most)
         part = depth.study_stack(stack, x)
         for eps in EPSILONS:
             for k, least in zip(part.needed(eps), whole.needed(eps), strict=True):
@@ -429,8 +430,8 @@ def test_groups_of_sequences_change_nothing(monkeypatch):
     r = recurrence(random_cell("lstm", 2, 6, rng, 0.5), rng)
     x = draw(rng, 7, 50, 2)
     whole = depth.study_recurrence(r, x)
-    monkeypatch.setattr(depth, "_BYTES", 100_000)
-    monkeypatch.setattr(depth, "_BLOCK", 2_000)
+    monkeypatch.setattr(restarts, "_BYTES", 100_000)
+    monkeypatch.setattr(restarts, "_BLOCK", 2_000)
     seen = []
     parts = depth.study_recurrence(r, x, progress=seen.append)
     assert torch.allclose(padded(whole), padded(parts), atol=1e-11)
