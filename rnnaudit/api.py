@@ -33,6 +33,7 @@ from rnnaudit.model import Model
 from rnnaudit.observe import observe, observe_rows
 from rnnaudit.planning import Wanted, chosen, plans, set_aside
 from rnnaudit.refutation import load_witness, save_witness
+from rnnaudit.reports.numbers import counted
 from rnnaudit.reports.wording import grouped
 from rnnaudit.results import BY_CHOICE, MAX_DEPTH, Export, Norm, Report, Skipped
 from rnnaudit.truncation import FormName, Shape
@@ -342,7 +343,7 @@ def truncate_module(
     calls = _calls(module, data)
     if calls:
         read = swap.read_by(module, model, calls)
-        described = f"{len(calls)} call{'s' if len(calls) > 1 else ''} of the module"
+        described = f"{counted(len(calls), 'call')} of the module"
         seen = observe_rows(model, read, described, seed=seed, input_range=input_range)
     else:
         seen = observe(model, None, seed=seed, input_range=input_range)

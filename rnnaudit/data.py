@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnnaudit.errors import LoadError, UsageError
+from rnnaudit.reports.numbers import counted
 
 Array = NDArray[Any]
 
@@ -74,10 +75,9 @@ class Data:
     def describe(self) -> str:
         """Say how many sequences there are, of which lengths, and where they came from."""
         shortest, longest = min(self.lengths), max(self.lengths)
-        noun = "sequence" if self.count == 1 else "sequences"
-        steps = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-        unit = "step" if steps == "1" else "steps"
-        return f"{self.count} {noun} of {steps} {unit} from {Path(self.source).name}"
+        steps = counted(longest, "step")
+        steps = steps if shortest == longest else f"{shortest} to {steps}"
+        return f"{counted(self.count, 'sequence')} of {steps} from {Path(self.source).name}"
 
 
 InputRange = tuple[float, float] | Literal["one-hot"]

@@ -12,7 +12,7 @@ from rnnaudit.depth import DepthStudy, grid
 from rnnaudit.estimators import Obstacles
 from rnnaudit.findings import finding
 from rnnaudit.model import LSTMCell, Recurrence
-from rnnaudit.reports.numbers import down, epsilon, near, percent, percent_up, up
+from rnnaudit.reports.numbers import counted, down, epsilon, near, percent, percent_up, up
 from rnnaudit.results import CurvePoint, Finding, MeasuredDepth
 
 FEW = 20
@@ -147,7 +147,7 @@ def caveats(
             finding(
                 "RA203",
                 where,
-                f"{n} sequence{'s' if n > 1 else ''} cannot show at "
+                f"{counted(n, 'sequence')} cannot show at "
                 f"{percent(measured.confidence)} confidence that at most {percent(exceed)} of "
                 f"others exceed ε: that takes {enough_sequences(exceed, measured.confidence)}",
             )
@@ -158,7 +158,7 @@ def caveats(
             finding(
                 "RA203",
                 where,
-                f"{n} sequence{'s' if n > 1 else ''}: at {percent(measured.confidence)} confidence "
+                f"{counted(n, 'sequence')}: at {percent(measured.confidence)} confidence "
                 f"up to {share} of others may exceed ε",
             )
         )

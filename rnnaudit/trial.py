@@ -21,6 +21,7 @@ from rnnaudit.estimators import Witness
 from rnnaudit.examine import Examination, Progress
 from rnnaudit.model import Model
 from rnnaudit.planning import TRIES
+from rnnaudit.reports.numbers import counted
 from rnnaudit.results import Equivalence, Export
 from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Form, Plan, Shape
@@ -233,6 +234,4 @@ def _timing_feed(
         else tuple(of_port(port, ("time", "batch", None)) for port in interface.inputs)
     )
     feed = probe_feeds(slots, 1, min(steps, LONGEST_TIMED), seed)[0]
-    length = feed.tried.length
-    many = f"{length} step{'' if length == 1 else 's'}"
-    return f"batch {feed.tried.batch}, {many}", feed.values
+    return f"batch {feed.tried.batch}, {counted(feed.tried.length, 'step')}", feed.values
