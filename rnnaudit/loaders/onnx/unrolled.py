@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import onnx_ir as ir
 
@@ -42,6 +43,9 @@ SHORTEST = 4
 
 MOST = 64
 """Chains that are followed."""
+
+LONGEST = 20_000_000
+"""Nodes that are looked at to find them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +100,13 @@ def _chains(graph: ir.Graph, known: Knowledge) -> list[Chain]:
         key = keys[weight]
         names.setdefault(key, _root(weight).name or "step")
         products.setdefault(key, []).append((node, operand))
-    return [
-        Chain(names[key], tuple(node for node, _ in uses), uses[0][1])
-        for key, uses in products.items()
-        if len(uses) >= SHORTEST and is_chain(graph, [node for node, _ in uses])
-    ][:MOST]
+    often = [key for key, uses in products.items() if len(uses) >= SHORTEST]
+    chains = (
+        Chain(names[key], tuple(node for node, _ in products[key]), products[key][0][1])
+        for key in often[: max(MOST, LONGEST // max(1, len(graph)))]
+        if is_chain(graph, [node for node, _ in products[key]])
+    )
+    return [*islice(chains, MOST)]
 
 
 def _products(graph: ir.Graph, known: Knowledge) -> Iterator[tuple[ir.Node, ir.Value, int]]:
