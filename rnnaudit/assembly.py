@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rnnaudit.data import Data
-from rnnaudit.estimators import Obstacles, Refutation
+from rnnaudit.estimators import Obstacles, Refutation, longest
 from rnnaudit.evidence import caveats, curve, cut_study, drift, in_the_way
 from rnnaudit.examine import Examination, Examined, ExaminedStack, Settings
 from rnnaudit.findings import finding
@@ -35,6 +35,9 @@ from rnnaudit.versions import versions
 
 SUMMARIES = frozenset({"summary", "states", "every method"})
 """Reasons for which no method of proof stands; they are told as the reason for none."""
+
+OVERFLOWS = 1e200
+"""A norm after which the next, of twice as many steps, may be beyond float64."""
 
 OF_MEASUREMENTS = frozenset(
     {"RA202", "RA203", "RA204", "RA205", "RA206", "RA208", "RA211", "RA214", "RA216"}
@@ -281,6 +284,7 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
         if each.obstacles is not None:
             remarks += in_the_way(each.obstacles, label, below=each.recurrence.layer > 0)
         remarks += _cut(each.refutation, each.obstacles, label)
+        remarks += _cut_norms(found, each)
     for stack in found.stacks:
         whole = stack.depth(eps, found.settings)
         if whole.below_noise:
@@ -291,6 +295,18 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
         if len(list(stack.stack.recurrences())) > 1 or stack.stack.readout is not None:
             remarks += _cut(stack.refutation, None, stack.stack.name)
     return tuple(remarks)
+
+
+def _cut_norms(found: Examination, each: Examined) -> tuple[Finding, ...]:
+    """Say where the time budget ended the curve of norms: it did not overflow."""
+    curve, label = each.norms, each.recurrence.label
+    most = longest(found.seen.recurrences[label][-1].shape[1])
+    if found.settings.time_budget is None or curve is None or not curve.r:
+        return ()
+    if curve.r[-1] == most or curve.value[-1] > OVERFLOWS:
+        return ()
+    ended = f"the time budget ended the search for norms after r = {curve.r[-1]} of {most}"
+    return (finding("RA216", label, ended),)
 
 
 def _cut(

@@ -57,7 +57,7 @@ from rnnaudit.threads import few_threads
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share that is done."""
 
-PROOFS, MEASURES, SEARCHES, OBSTACLES = 0.4, 0.4, 0.15, 0.05
+PROOFS, MEASURES, SEARCHES, OBSTACLES, NORMS = 0.4, 0.35, 0.15, 0.05, 0.05
 """How a part's share of the time budget is divided; what one leaves, the later ones have."""
 
 PILOT = 5
@@ -329,7 +329,9 @@ def _examined(
                 study,
                 seen.synthetic[i],
                 lower=lambda_below(recurrence, covered, seed=settings.seed),
-                norms=norm_curve(recurrence, longest, seed=settings.seed),
+                norms=norm_curve(
+                    recurrence, longest, seed=settings.seed, budget_s=work.seconds(NORMS)
+                ),
                 spectrum=_spectrum(recurrence, longest, settings.seed),
                 spectral_norm=_spectral_norm(recurrence),
                 refutation=_refuted_alone(

@@ -283,7 +283,7 @@ FINDINGS: tuple[Known, ...] = (
     Known(
         "RA216",
         "warning",
-        "The time budget ended a search for counterexamples or obstacles",
+        "The time budget ended a search for counterexamples, obstacles or norms",
         "raise --time-budget: what was found holds, and what was not found may exist",
     ),
     Known(

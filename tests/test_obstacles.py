@@ -130,6 +130,7 @@ def test_an_audit_says_which_searches_its_time_budget_ended(tmp_path):
     assert ("gru[0]", "fixed points, cycles and divergence") in ended
     assert ("gru[0]", "counterexamples") in ended
     assert ("gru", "counterexamples") in ended
+    assert ("gru[0]", "norms after r = 1 of 256") in ended
 
 
 def test_what_a_layer_below_holds_is_not_called_an_input():

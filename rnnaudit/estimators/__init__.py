@@ -7,7 +7,7 @@ from rnnaudit.estimators.obstacles import Bistability, Obstacles, obstacles
 from rnnaudit.estimators.pictures import pictures
 from rnnaudit.estimators.power_iteration import lambda_below, norm_below, spectral_norms
 from rnnaudit.estimators.probes import is_one_hot, synthetic, synthetic_within
-from rnnaudit.estimators.products import norm_curve
+from rnnaudit.estimators.products import longest, norm_curve
 from rnnaudit.estimators.states import sample
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Witness",
     "is_one_hot",
     "lambda_below",
+    "longest",
     "lyapunov",
     "norm_below",
     "norm_curve",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -83,13 +84,17 @@ class _Product:
         return V
 
 
-def norm_curve(recurrence: Recurrence, x: Tensor, *, seed: int = 0) -> NormCurve:
+def norm_curve(
+    recurrence: Recurrence, x: Tensor, *, seed: int = 0, budget_s: float | None = None
+) -> NormCurve:
     """Return the largest ‖J_r … J_1‖₂ found for r = 1, 2, 4, … ≤ min(256, T) on x [N, T, I].
 
     A lower bound on the supremum over trajectories. In small cells every window is taken;
     in larger ones seeded windows are screened, the best of half the length among them, and
-    the most promising brought to the residual. A norm beyond float64 ends the curve.
+    the most promising brought to the residual. A norm beyond float64 ends the curve, and the
+    first r that ends after ``budget_s`` seconds.
     """
+    end = None if budget_s is None else time.monotonic() + budget_s
     cell = recurrence.cell
     x = cells.reads(recurrence, x)
     start = recurrence.initial.value
@@ -107,7 +112,14 @@ def norm_curve(recurrence: Recurrence, x: Tensor, *, seed: int = 0) -> NormCurve
                 break
             steps.append(r)
             values.append(math.exp(log_norm) * DOWN)
+            if end is not None and time.monotonic() >= end:
+                break
     return NormCurve(tuple(steps), tuple(values))
+
+
+def longest(T: int) -> int:
+    """Return the largest r of a curve on sequences of T steps."""
+    return max(_lengths(T), default=0)
 
 
 def _lengths(T: int) -> Iterator[int]:
