@@ -19,15 +19,15 @@ FLOORS = {
         (
             ("results", "errors", "findings", "threads", "versions"),
             ("model", "reports"),
-            ("cells", "norms", "runtime", "runtime_child", "loaders", "data", "policy"),
+            ("cells", "norms", "runtime", "runtime_child", "data", "policy"),
             ("certificates", "estimators", "loaders"),
-            ("depth", "stabilize", "verification", "checking", "modules"),
+            ("depth", "verification", "checking", "modules"),
             ("truncation", "observe", "evidence", "budget"),
             ("export", "examine"),
             ("planning", "refutation", "proving", "effects", "conversion", "deviations"),
             ("assembly", "trial", "replaying", "swap"),
             ("api",),
-            ("sweep", "integrations"),
+            ("integrations",),
             ("cli", "pytest"),
             ("__main__",),
         )
@@ -76,6 +76,10 @@ def trees():
     return [
         pytest.param(path, ast.parse(path.read_text("utf-8")), id=name(path)) for path in MODULES
     ]
+
+
+def test_no_floor_is_kept_for_a_room_that_is_gone():
+    assert set(FLOORS) - {room(path) for path in MODULES} == set()
 
 
 @pytest.mark.parametrize(("path", "tree"), trees())
