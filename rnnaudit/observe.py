@@ -9,7 +9,7 @@ convolution is measured on what the convolution gives it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ from rnnaudit.errors import LoadError
 from rnnaudit.estimators.probes import KINDS, synthetic_within
 from rnnaudit.findings import finding
 from rnnaudit.model import Model, Reading, Site, Stack
+from rnnaudit.reports.numbers import counted
 from rnnaudit.results import Finding
 from rnnaudit.verification.calls import by_step, in_steps, over_calls, stepped
 from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
@@ -64,6 +65,8 @@ class Observation:
         findings: What could not be measured as asked.
         whole: Whether the graph gives each stack as many steps as there are here, whatever it is
             given, by the stack's position.
+        guessed: Whether nothing is known of what the graph gives a stack, by its position: its
+            inputs were made up for it alone.
     """
 
     stacks: tuple[tuple[Tensor, ...], ...]
@@ -75,6 +78,7 @@ class Observation:
     description: str
     findings: tuple[Finding, ...] = ()
     whole: tuple[bool, ...] = ()
+    guessed: tuple[bool, ...] = ()
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -109,8 +113,13 @@ def observe(
         model, given, seed, input_range=input_range, sequences=sequences, length=length
     )
     described = _description(data if given else None, rows, made_up)
-    fixed = tuple(i in whole for i in range(len(model.stacks)))
-    return _observation(model, rows, made_up, described, findings, whole=fixed)
+    every = range(len(model.stacks))
+    found = _observation(model, rows, made_up, described, findings)
+    return replace(
+        found,
+        whole=tuple(i in whole for i in every),
+        guessed=tuple(not model.direct and i not in given for i in every),
+    )
 
 
 def observe_rows(
@@ -165,8 +174,6 @@ def _observation(
     made_up: tuple[bool, ...],
     description: str,
     findings: tuple[Finding, ...],
-    *,
-    whole: tuple[bool, ...] = (),
 ) -> Observation:
     seen: dict[str, tuple[Tensor, ...]] = {}
     for stack, rows in zip(model.stacks, stacks, strict=True):
@@ -180,7 +187,8 @@ def _observation(
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
         description,
         findings,
-        whole or (False,) * len(model.stacks),
+        (False,) * len(model.stacks),
+        (False,) * len(model.stacks),
     )
 
 
@@ -365,7 +373,7 @@ def _captured(
         rows, left = _owned([_batch(found, site) for found in captured], feeds)
         steps = max(len(x) for _, x in rows)
         if steps < SHORTEST:
-            reason = f"the graph gives it {steps} step{'s' if steps > 1 else ''} per call"
+            reason = f"the graph gives it {counted(steps, 'step')} per call"
             findings.append(_not_seen(stack.name, reason))
         elif not all(bool(x.isfinite().all()) for _, x in rows):
             findings.append(_not_seen(stack.name, "the graph gives it NaN or infinity"))

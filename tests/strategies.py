@@ -51,6 +51,11 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def draw(rng: torch.Generator, *shape: int) -> Tensor:
+    """Draw a normal float64 tensor."""
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
 def normal(rng: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
     """Draw a normal float64 tensor whose values are exact in float32."""
     return (scale * torch.randn(*shape, generator=rng, dtype=torch.float64)).float().double()

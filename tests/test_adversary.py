@@ -31,19 +31,9 @@ from rnnaudit.model import (
     Stack,
 )
 from rnnaudit.results import EPSILONS
+from tests.strategies import draw
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """These matrices are small: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def draw(rng, *shape):
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def elman(W, U, b=None):

@@ -13,11 +13,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from rnnaudit.cli import app, audits, cache
+from rnnaudit.cli import audits, cache
 from rnnaudit.loaders.onnx.reading import beside
 from rnnaudit.reports.json import JsonRenderer
 from rnnaudit.reports.reading import read
 from tests import reports_by_hand as by_hand
+from tests.program import run
 from tests.test_cli import api  # noqa: F401 (a fixture)
 
 
@@ -28,11 +29,6 @@ def folder(monkeypatch, tmp_path, api):  # noqa: F811
     Path("m.pt").write_bytes(b"weights")
     np.save("x.npy", np.zeros((4, 9, 3)))
     return tmp_path / "cache"
-
-
-def run(capsys, *arguments):
-    code = app.main(list(arguments))
-    return code, *capsys.readouterr()
 
 
 INSPECT = ("inspect", "m.pt", "--data", "x.npy")

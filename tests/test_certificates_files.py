@@ -26,10 +26,10 @@ from rnnaudit.certificates import (
     stack_document,
 )
 from rnnaudit.certificates.checker import METHODS, pack, unpack, words
-from rnnaudit.cli.app import main
 from rnnaudit.errors import LoadError
 from rnnaudit.model import Activation, ElmanCell, Model, Readout
 from rnnaudit.reports.json import schema
+from tests.program import run
 
 from .attacks import REPEAT, inputs, truncation_error
 from .strategies import generator, random_cell, random_stack, recurrence, seeds
@@ -300,12 +300,6 @@ def saved(tmp_path, monkeypatch):
     torch.manual_seed(0)
     torch.save(torch.nn.RNN(4, 6).state_dict(), "m.pt")
     return tmp_path
-
-
-def run(capsys, *arguments):
-    code = main(list(arguments))
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def test_a_model_is_certified_and_checked(saved, capsys):

@@ -22,6 +22,7 @@ from rnnaudit.reports import RENDERERS, JsonRenderer
 from rnnaudit.reports.json import schema
 from rnnaudit.results import ProofFile, Replay
 from tests import reports_by_hand as by_hand
+from tests.program import run
 
 COMMANDS = tuple(command.__name__ for command, _ in app.COMMANDS)
 SLOW = ("torch", "onnx", "onnx_ir", "scipy", "onnxruntime", "numpy")
@@ -69,12 +70,6 @@ def api(monkeypatch, tmp_path):
     monkeypatch.setattr("rnnaudit.loaders.load", lambda path, **_: path)
     monkeypatch.chdir(tmp_path)
     return fake
-
-
-def run(capsys, *arguments):
-    code = app.main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def program(*arguments, **options):

@@ -18,16 +18,13 @@ from rnnaudit.depth import study_recurrence
 from rnnaudit.evidence import exceed_probability, measured_depth
 from rnnaudit.examine import Settings
 from rnnaudit.model import ElmanCell, GRUCell, InitialState, LSTMCell, Recurrence
+from tests.strategies import draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EPS, T, POPULATION = 1e-2, 48, 200
 DOUBT = 1e-4
 """Probability that a true statement of confidence fails its test."""
-
-
-def draw(rng, *shape):
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
 def random_recurrence(kind, rng):

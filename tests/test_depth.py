@@ -25,14 +25,11 @@ from rnnaudit.model import (
     Stack,
 )
 from rnnaudit.results import EPSILONS
+from tests.strategies import draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ("elman", "relu", "gru", "gru-before", "lstm", "lstm-projected")
-
-
-def draw(rng, *shape):
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
 def random_cell(kind, I, H, rng, gain=1.0):

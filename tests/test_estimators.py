@@ -15,14 +15,11 @@ from rnnaudit.estimators import power_iteration as power
 from rnnaudit.estimators import probes
 from rnnaudit.estimators.expansion import expansion
 from rnnaudit.model import RELU, ElmanCell, GRUCell, InitialState, LSTMCell, Recurrence
+from tests.strategies import draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ("elman", "gru", "gru-before", "lstm", "lstm-coupled", "lstm-projected")
-
-
-def draw(rng, *shape):
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
 def random_cell(kind, width, H, rng, gain=1.0):

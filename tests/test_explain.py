@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 
 import rnnaudit
-from rnnaudit.cli import app, completion
+from rnnaudit.cli import completion
 from rnnaudit.findings import FINDINGS, page
+from tests.program import run
 
 PAGES = Path(rnnaudit.__file__).parent / "findings_pages"
 SECTIONS = ("## Why it matters", "## What to do", "## Example")
-
-
-def run(capsys, *arguments):
-    code = app.main(list(arguments))
-    return code, *capsys.readouterr()
 
 
 def test_every_finding_has_a_page_and_no_page_is_left_over():

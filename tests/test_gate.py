@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from rnnaudit import policy
-from rnnaudit.cli import app
 from rnnaudit.policy import Allowance, Policy, judge
 from rnnaudit.reports.json import JsonRenderer, gate_schema
 from rnnaudit.results import (
@@ -22,6 +21,7 @@ from rnnaudit.results import (
     UpperBound,
 )
 from tests import reports_by_hand as by_hand
+from tests.program import run
 
 TODAY = date(2026, 12, 2)
 
@@ -30,12 +30,6 @@ def failures(report, policy=None, **more):
     gate = judge(report, policy or Policy(), today=TODAY, **more)
     assert gate.passed == (not gate.failures)
     return {rule.rule: rule for rule in gate.failures}
-
-
-def run(capsys, *arguments):
-    code = app.main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 # ------------------------------------------------------------------------------- verdict

@@ -398,3 +398,45 @@ def test_cells_that_pytorch_traces_in_a_loop_are_a_stack(tmp_path, cut):
     x = torch.as_tensor(X.swapaxes(0, 1), dtype=torch.float64)
     ours = cells.run(gru, cells.run(lstm, x))
     assert np.abs(ours[:, -1].numpy() - last).max() < 1e-5
+
+
+class ByHand(nn.Module):
+    """An LSTM with peepholes and a projection, its gates cut by ``chunk``."""
+
+    def __init__(self):
+        super().__init__()
+        self.W, self.R = nn.Linear(INPUTS + H, 4 * H), nn.Linear(H, H, bias=False)
+        self.p = nn.Parameter(torch.randn(3, H))
+
+    def forward(self, x):
+        h = c = x.new_zeros(x.shape[0], H)
+        for t in range(x.shape[1]):
+            i, f, g, o = self.W(torch.cat([x[:, t], h], 1)).chunk(4, 1)
+            i, f = torch.sigmoid(i + self.p[0] * c), torch.sigmoid(f + self.p[1] * c)
+            c = f * c + i * torch.tanh(g)
+            h = self.R(torch.sigmoid(o + self.p[2] * c) * torch.tanh(c))
+        return h
+
+
+@pytest.mark.parametrize("rows", [None, {0: "N"}])
+@pytest.mark.filterwarnings("ignore")
+def test_shapes_that_no_export_declares_follow_from_the_operators(tmp_path, rows):
+    torch.manual_seed(0)
+    module, file = ByHand().eval(), io.BytesIO()
+    settings_ = {"input_names": ["x"], "dynamic_axes": rows and {"x": rows}}
+    x = torch.zeros(2, STEPS, INPUTS)
+    torch.onnx.export(module, (x,), file, dynamo=False, opset_version=17, **settings_)
+    proto = onnx.load_from_string(file.getvalue())
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert not found.skipped
+    assert isinstance(recurrence.cell, LSTMCell)
+    assert torch.equal(recurrence.cell.peephole, module.p.double())
+    assert torch.equal(recurrence.cell.projection, module.R.weight.double())
+    if recurrence.initial.source == "zero":
+        X = draw(2, STEPS, INPUTS, scale=1)
+        (last,) = runtime(proto, {"x": X})
+        ours = cells.run(recurrence, torch.as_tensor(X, dtype=torch.float64))[:, -1]
+        assert np.abs(ours.numpy() - last).max() < 1e-5
+    else:  # the export folded the zeros of the first step into constants
+        assert "RA115" in {each.id for each in found.findings}

@@ -27,7 +27,9 @@ MAX_ROWS = 2_000_000
 _FAR = 2**31 - 2
 """An end of a Slice that means the whole axis, where its length is not known."""
 
-_AFFINE = frozenset({"MatMul", "Gemm", "Add", "Sub", "Mul", "Div", "Neg"})
+PRODUCTS = frozenset({"MatMul", "Gemm"})
+
+_AFFINE = PRODUCTS | {"Add", "Sub", "Mul", "Div", "Neg"}
 
 Row = tuple[ir.Value, ...]
 
@@ -109,7 +111,9 @@ def anchors(graph: ir.Graph, chain: Chain, known: Knowledge) -> Row:
     for _ in range(MAX_OPERATIONS):
         nodes = [value.producer() for value in row]
         later = [node for node in nodes[1:] if node is not None]
-        if len(later) < len(nodes) - 1 or any(not _carries(n, known) for n in later):
+        if len(later) < len(nodes) - 1 or not all(
+            _carries(n, known) and n.op_type not in PRODUCTS for n in later
+        ):
             break
         if any(_differ(a, b) for a, b in pairwise(later)):
             break

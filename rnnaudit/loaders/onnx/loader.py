@@ -122,10 +122,11 @@ class _Walk:
 
     def edges(self, graph: ir.Graph) -> None:
         """Read what no node shows: states between calls, and steps that are written out."""
-        names = (r.initial.name for read in self.reads for r in read.layer.recurrences)
+        unrolled, left = read_unrolled(graph, self.wiring, self.opset)
+        read = (*self.reads, *unrolled)
+        names = (r.initial.name for each in read for r in each.layer.recurrences)
         taken = {part for name in names if name is not None for part in name.split(", ")}
         found, skipped, findings = read_steps(graph, self.wiring, taken, self.opset)
-        unrolled, left = read_unrolled(graph, self.wiring, self.opset)
         self.reads += [part for read in (*found, *unrolled) for part in closed(read)]
         self.skipped += [*skipped, *left]
         self.findings += findings

@@ -22,10 +22,11 @@ from rnnaudit.loaders.onnx.apart import Ports, settled
 from rnnaudit.loaders.onnx.axes import Atom, Layout, axis
 from rnnaudit.loaders.onnx.bodies import STANDARD, Carried, Entering, captured, trace
 from rnnaudit.loaders.onnx.contents import MOVES
+from rnnaudit.loaders.onnx.inferred import Sizes
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import MALFORMED, Refused
-from rnnaudit.loaders.onnx.shapes import Sizes, for_one, shape_of
+from rnnaudit.loaders.onnx.shapes import for_one, shape_of
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Layer, Reading, Recurrence, Site, TracedCell

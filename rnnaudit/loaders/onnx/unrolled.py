@@ -15,9 +15,11 @@ from itertools import islice
 
 import onnx_ir as ir
 
+from rnnaudit.cells.recognise import recognise
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import brief
 from rnnaudit.loaders.onnx.alignment import (
+    PRODUCTS,
     Aligned,
     Chain,
     Entry,
@@ -54,7 +56,13 @@ class _Found:
 
     read: Read
     products: frozenset[ir.Node]
-    size: int
+    cell: TracedCell
+    steps: int
+
+    def rank(self) -> tuple[int, bool, int]:
+        """Most products a step come first, then cells that have a name, then the least state."""
+        whole = round(len(self.products) / self.steps)  # a first step may lack some
+        return -whole, recognise(self.cell) is None, self.cell.state_size
 
 
 def read_unrolled(graph: ir.Graph, wiring: Wiring, opset: int) -> tuple[list[Read], list[Skipped]]:
@@ -75,7 +83,7 @@ def read_unrolled(graph: ir.Graph, wiring: Wiring, opset: int) -> tuple[list[Rea
         except MALFORMED as error:
             reason = f"an operator's rules are broken ({brief(error)})"
             refused.append((chain, f"unrolled to {len(chain.products)} steps: {reason}"))
-    found.sort(key=lambda one: (-len(one.products), one.size))
+    found.sort(key=_Found.rank)
     claimed: set[ir.Node] = set()
     reads = []
     for one in found:
@@ -112,7 +120,7 @@ def _chains(graph: ir.Graph, known: Knowledge) -> list[Chain]:
 def _products(graph: ir.Graph, known: Knowledge) -> Iterator[tuple[ir.Node, ir.Value, int]]:
     """Yield products with a stored matrix: the node, the matrix, which input is the other."""
     for node in graph:
-        if node.op_type not in {"MatMul", "Gemm"} or node.domain not in STANDARD:
+        if node.op_type not in PRODUCTS or node.domain not in STANDARD:
             continue
         for side in (1, 0):
             weight, other = node.inputs[side], node.inputs[1 - side]
@@ -183,7 +191,7 @@ def _read(
     pairs = [Pair(part.before, part.after, graph, "") for part in carried]
     reads = _readings(found, entering, known, joint=joint)
     read = placed(recurrence, reads, pairs, (note, *findings))
-    return _Found(read, frozenset(found.nodes & marked), cell.state_size)
+    return _Found(read, frozenset(found.nodes & marked), cell, len(chain.products))
 
 
 def _shape(entry: Entry, at: int, known: Knowledge, lengths: Sequence[int]) -> tuple[int, ...]:
