@@ -342,9 +342,10 @@ def truncate_module(
     model = _only(load(module), layer)
     calls = _calls(module, data)
     if calls:
-        read = swap.read_by(module, model, calls)
+        read, begun = swap.read_by(module, model, calls)
         described = f"{counted(len(calls), 'call')} of the module"
         seen = observe_rows(model, read, described, seed=seed, input_range=input_range)
+        seen = replace(seen, findings=(*seen.findings, *begun))
     else:
         seen = observe(model, None, seed=seed, input_range=input_range)
     found = examine(model, seen, settings, progress=progress)
@@ -356,6 +357,7 @@ def truncate_module(
     report = assembly.of_truncation(
         found, audited, done.plan, kept=kept, judged=done.judged, written=None
     )
+    report = replace(report, settings={**report.settings, "cut": dict(done.plan.depths)})
     if depth is None and not done.judged.passed:
         raise UnsupportedModelError(
             f"the truncated module must agree within ε = {eps:g}, got an error of "

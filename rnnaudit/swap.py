@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
@@ -18,13 +18,14 @@ from rnnaudit.data import Data
 from rnnaudit.errors import LoadError, RnnauditError, UnsupportedModelError
 from rnnaudit.estimators.probes import synthetic
 from rnnaudit.examine import Examination, Progress
+from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import brief
 from rnnaudit.loaders.module import evaluating
 from rnnaudit.model import Model
 from rnnaudit.modules import Cut, truncate_
 from rnnaudit.observe import LENGTH, MOST_ROWS, Owner
 from rnnaudit.planning import TRIES, Wanted, chosen, plans
-from rnnaudit.results import Equivalence, Skipped
+from rnnaudit.results import Equivalence, Finding, Skipped
 from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification.judge import Outputs, Tried, judge
 from rnnaudit.verification.live import tensors
@@ -34,6 +35,8 @@ STRICTER = (1, 8, 64)
 
 BATCH = 5
 """Fresh synthetic sequences that a truncated module is compared on, one of each kind."""
+
+STARTED = "the module gives it an initial state that is not zero; the audit starts from zero"
 
 Call = tuple[Any, ...]
 """The arguments of one call of a module."""
@@ -64,8 +67,7 @@ def calls_of(module: nn.Module, data: Data) -> list[Call]:
 
     The batch axis comes first unless the first nn.RNN, nn.GRU or nn.LSTM inside takes time first.
     """
-    inside = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
-    time_first = bool(inside) and not inside[0].batch_first
+    time_first = _time_first(module)
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     (sequences,) = data.inputs.values() if len(data.inputs) == 1 else _several(data)
     calls = []
@@ -74,6 +76,13 @@ def calls_of(module: nn.Module, data: Data) -> list[Call]:
         x = x.to(like) if x.is_floating_point() else x.to(like.device)
         calls.append((x.transpose(0, 1) if time_first else x,))
     return calls
+
+
+def _time_first(module: nn.Module) -> bool:
+    """Whether the first nn.RNN, nn.GRU or nn.LSTM inside takes the steps on the first axis."""
+    inside = (part for part in module.modules() if isinstance(part, nn.RNNBase))
+    first = next(inside, None)
+    return first is not None and not first.batch_first
 
 
 def _several(data: Data) -> tuple[Sequence[Any]]:
@@ -86,35 +95,43 @@ def _several(data: Data) -> tuple[Sequence[Any]]:
 
 def read_by(
     module: nn.Module, model: Model, calls: Sequence[Call]
-) -> dict[str, list[tuple[Owner, Tensor]]]:
-    """Run a module and keep the rows [T, I] that each stack reads, with their sequences.
+) -> tuple[dict[str, list[tuple[Owner, Tensor]]], tuple[Finding, ...]]:
+    """Run a copy of a module and keep the rows [T, I] that each stack reads, with their sequences.
+
+    Also say which stacks were given an initial state other than zero.
 
     Raises:
         LoadError: The module does not run on a call, or gives a recurrence NaN or infinity.
+        UnsupportedModelError: It cannot be copied.
     """
     rows: dict[str, list[tuple[Owner, Tensor]]] = {stack.name: [] for stack in model.stacks}
-    with ExitStack() as hooks:
-        number = 0
+    begun: dict[str, None] = {}
+    running = copied(module)
+    number = 0
 
-        def watch(name: str, part: nn.RNNBase) -> None:
-            def keep(_: nn.Module, args: Call, kwargs: Mapping[str, Any]) -> None:
-                given = args[0] if args else kwargs["input"]
-                _check_width("" if part is module else name, part, given)
-                room = MOST_ROWS - len(rows[name])
-                rows[name] += [((number, n), x) for n, x in enumerate(_rows(part, given))][:room]
+    def watch(name: str, part: nn.RNNBase) -> None:
+        at = _name(module, part)
 
-            handle = part.register_forward_pre_hook(keep, with_kwargs=True)
-            hooks.callback(handle.remove)
+        def keep(_: nn.Module, args: Call, kwargs: Mapping[str, Any]) -> None:
+            given = args[0] if args else kwargs["input"]
+            _check_width(at and name, part, given)
+            room = MOST_ROWS - len(rows[name])
+            rows[name] += [((number, n), x) for n, x in enumerate(_rows(part, given))][:room]
+            start = args[1] if len(args) > 1 else kwargs.get("hx")
+            if any(bool(part.any()) for part in tensors(start)):
+                begun[name] = None
 
-        for name, part in model.source.items():
-            if isinstance(part, nn.RNNBase):
-                watch(name, part)
-        for number, call in enumerate(calls):  # noqa: B007 (`keep` reads it)
-            outputs_of(module, call)
+        running.get_submodule(at).register_forward_pre_hook(keep, with_kwargs=True)
+
+    for name, part in model.source.items():
+        if isinstance(part, nn.RNNBase):
+            watch(name, part)
+    for number, call in enumerate(calls):  # noqa: B007 (`keep` reads it)
+        outputs_of(running, call)
     for name, read in rows.items():
         if not all(bool(x.isfinite().all()) for _, x in read):
             raise LoadError(f"{name} must read finite numbers, got NaN or infinity", id="RA107")
-    return rows
+    return rows, tuple(finding("RA123", name, STARTED) for name in begun)
 
 
 def _check_width(name: str, part: nn.RNNBase, given: Tensor | PackedSequence) -> None:
@@ -167,7 +184,13 @@ def outputs_of(module: nn.Module, call: Call) -> Outputs:
             id="RA107",
         ) from error
     kept = came[:1] if isinstance(module, nn.RNNBase) else came
-    return {f"output {n}": x.detach().cpu().numpy() for n, x in enumerate(kept)}
+    return {f"output {n}": _array(x.detach().cpu()) for n, x in enumerate(kept)}
+
+
+def _array(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return the same numbers in a type that NumPy has."""
+    x = x.dequantize() if x.is_quantized else x.to_dense()
+    return np.asarray((x.float() if x.dtype == torch.bfloat16 else x.resolve_conj()).numpy())
 
 
 def candidates(
@@ -229,10 +252,17 @@ def first_to_pass(
 
 
 def _compared(pairs: Sequence[tuple[nn.Module, nn.Module, Call]], eps: float) -> Equivalence:
-    """Call originals and truncated modules alike, and judge the largest difference."""
-    wanted = [outputs_of(original, call) for original, _, call in pairs]
-    got = [outputs_of(truncated, call) for _, truncated, call in pairs]
-    tried = [_tried(n, call) for n, (_, _, call) in enumerate(pairs)]
+    """Call originals and truncated modules alike, and judge the largest difference.
+
+    Copies are called, which may keep a state from one call to the next.
+    """
+    fresh = {each: copied(each) for pair in pairs for each in pair[:2]}
+    wanted = [outputs_of(fresh[original], call) for original, _, call in pairs]
+    got = [outputs_of(fresh[truncated], call) for _, truncated, call in pairs]
+    tried = [
+        _tried(n, call, time_first=_time_first(original))
+        for n, (original, _, call) in enumerate(pairs)
+    ]
     judged = judge(wanted, got, eps, tried)
     return Equivalence(
         passed=judged.passed,
@@ -272,9 +302,10 @@ def _synthetic(
     return pairs
 
 
-def _tried(number: int, call: Call) -> Tried:
+def _tried(number: int, call: Call, *, time_first: bool) -> Tried:
     shape = next((tuple(x.shape) for x in call if isinstance(x, Tensor) and x.dim() > 1), (1, 1))
-    return Tried(f"call {number}", shape[0], shape[1])
+    batch, steps = (shape[1], shape[0]) if time_first else (shape[0], shape[1])
+    return Tried(f"call {number}", batch, steps)
 
 
 def copied(module: nn.Module) -> nn.Module:

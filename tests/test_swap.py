@@ -104,6 +104,7 @@ def test_a_proof_is_taken_where_there_is_one_and_holds_in_its_domain():
     assert cut.depth == report.depth.proved
     assert report.equivalence.passed
     assert "RA301" not in {finding.id for finding in report.findings}
+    assert str(report).endswith(f"cut      elman[0] to k = {cut.depth}")
     measured = rnnaudit.truncate(module, eps=1e-3, evidence="measured", time_budget=2.0)
     assert measured.cuts[0][0].depth < cut.depth
 
@@ -237,3 +238,65 @@ def test_what_cannot_be_is_refused():
         rnnaudit.truncate("model.pt")
     with pytest.raises(TypeError, match="keep_ops"):
         rnnaudit.truncate(nn.GRU(2, 3), keep_ops=True)
+
+
+class Begun(nn.Module):
+    """A recurrence that begins where it is told, or where the last call ended."""
+
+    def __init__(self, *, keeps=False, shared=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = nn.GRU(2, 2, batch_first=True)
+        self.again = self.cell if shared else None
+        self.keeps, self.ended = keeps, None
+
+    def forward(self, x):
+        start = x.new_full((1, len(x), 2), 7.0) if self.ended is None else self.ended
+        y, end = self.cell(x, start)
+        self.ended = end.detach() if self.keeps else None
+        return y if self.again is None else self.again(torch.cat([y, y], dim=-1)[..., :2])[0]
+
+
+def test_a_state_that_the_module_gives_is_warned_of():
+    with pytest.warns(rnnaudit.RnnauditWarning, match="RA123 cell: the module gives it an initial"):
+        rnnaudit.truncate(Begun(), eps=1e-3, data=sequences(), time_budget=1.0)
+
+
+@pytest.mark.parametrize("kind", [{"keeps": True}, {"shared": True}])
+def test_the_module_is_left_as_it_was(kind):
+    """It is run in float64 and on data; neither its weights nor what it keeps may change."""
+    module, x = Begun(**kind), torch.from_numpy(sequences())
+    truncated, _ = rnnaudit.truncate_module(module, eps=1e-3, data=x.numpy(), time_budget=1.0)
+    for each in (module, truncated):
+        assert each.ended is None
+        assert {p.dtype for p in each.parameters()} == {torch.float32}
+        assert each(x).dtype == torch.float32
+
+
+def test_the_largest_error_is_placed_by_the_axes_of_the_module():
+    torch.manual_seed(0)
+    _, report = rnnaudit.truncate_module(nn.RNN(2, 3), eps=1e-3, depth=2, time_budget=1.0)
+    where = report.equivalence.where
+    assert where.batch < 5
+    assert where.t > 1
+
+
+def test_numbers_of_every_type_are_compared():
+    """NumPy has no bfloat16, and an imaginary part counts as much as a real one."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell = nn.RNN(2, 3, batch_first=True)
+
+        def forward(self, x):
+            y, _ = self.cell(x)
+            return torch.complex(torch.zeros_like(y), y)
+
+    few = sequences(n=2, steps=30)
+    _, report = rnnaudit.truncate_module(Turned(), eps=1e-3, depth=1, data=few, time_budget=1.0)
+    assert report.equivalence.max_abs_error > 0.01
+    half = nn.RNN(2, 3, batch_first=True).bfloat16()
+    _, report = rnnaudit.truncate_module(half, eps=0.1, depth=20, data=few, time_budget=1.0)
+    assert report.equivalence.passed

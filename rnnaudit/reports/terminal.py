@@ -95,6 +95,10 @@ class TerminalRenderer:
         if report.export is not None:
             yield Text()
             yield from _written(report.export, self.width)
+        elif isinstance(cut := report.settings.get("cut"), dict):
+            yield Text()
+            facts: list[Piece] = [f"{numbers.clean(str(r))} to k = {k}" for r, k in cut.items()]
+            yield from _labelled("cut", facts, self.width)
         elif report.equivalence is not None and "candidate" not in report.settings:
             yield Text()
             yield from _labelled("wrote", ["nothing: no depth that was tried keeps ε"], self.width)

@@ -78,7 +78,7 @@ def judge(
                 continue
             if expected.size == 0:
                 continue
-            error = np.abs(expected.astype(np.float64) - got[name].astype(np.float64))
+            error = np.abs(_wide(expected) - _wide(got[name]))
             largest = int(error.argmax())
             if error.flat[largest] > worst:
                 worst = float(error.flat[largest])
@@ -123,6 +123,11 @@ def _fault(expected: Array, got: Array | None) -> str:
     if (np.isinf(expected) | np.isinf(got)).any():
         return "infinity"
     return ""
+
+
+def _wide(values: Array) -> Array:
+    kind = np.complex128 if np.iscomplexobj(values) else np.float64
+    return values.astype(kind)
 
 
 def _location(about: Tried, output: str, shape: tuple[int, ...], index: int) -> Location:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -71,7 +72,16 @@ def outputs(module: nn.Module, stack: Stack, x: Tensor) -> Tensor | None:
 
 
 def _run(module: nn.Module, x: Tensor) -> Any:
-    """Call a module on float64 copies of its parameters and buffers, in eval mode."""
+    """Call a copy of a module in float64 and eval mode.
+
+    A module that cannot be copied is called itself, on copies of its parameters and buffers.
+    """
+    try:
+        copied = copy.deepcopy(module)
+    except Exception:  # whatever the user's code does
+        copied = None
+    if copied is not None:
+        return copied.cpu().double().eval()(x)
     named = itertools.chain(module.named_parameters(), module.named_buffers())
     copies = {
         name: tensor.detach().cpu().to(_wide(tensor.dtype), copy=True) for name, tensor in named
