@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,9 @@ Array = NDArray[Any]
 
 UNNAMED = ""
 """The key of sequences that do not say which graph input they belong to."""
+
+ARRAYS = "arrays"
+"""The source of sequences that came from memory."""
 
 MAX_YIELDED = 100_000
 """A function that yields more sequences than this is taken to be endless."""
@@ -113,8 +116,8 @@ def load_data(spec: str, *, batch_axis: int | None = None, time_axis: int | None
             ``module:function``. In an archive the key ``x``, or the only key, holds the
             sequences; several keys are graph-input names; an integer ``lengths`` says
             that the others are sequences joined along time.
-        batch_axis: The axis that counts sequences; 0 for three axes unless given. With
-            two axes, naming it says that the array is [N, T] with F = 1.
+        batch_axis: The axis that counts sequences; of three axes the first that is left
+            unless given. With two axes, naming it says that the array is [N, T] with F = 1.
         time_axis: The axis that counts steps; the first that is left unless given.
 
     Raises:
@@ -123,7 +126,7 @@ def load_data(spec: str, *, batch_axis: int | None = None, time_axis: int | None
     axes = _Axes(batch_axis, time_axis)
     path = Path(spec)
     if not path.exists() and _FUNCTION.fullmatch(spec):
-        items = _called(spec)
+        items = _counted(_called(spec))
     elif not path.exists():
         raise _refuse(
             f"data must be a file, a folder or module:function, got {spec}, which does not exist"
@@ -131,8 +134,22 @@ def load_data(spec: str, *, batch_axis: int | None = None, time_axis: int | None
     elif path.is_dir():
         items = _folder(path, axes)
     else:
-        items = _file(path, axes)
+        items = _counted(_file(path, axes))
     return Data(_collect(items, spec), spec)
+
+
+def turned_at(data: Data, name: str, width: int) -> bool:
+    """Whether every sequence of an input has as many steps as it should have features."""
+    return {len(x) for x in data.inputs[name]} == {width}
+
+
+def fitting_width(data: Data, name: str, width: int | None) -> str:
+    """Say how to give an input sequences of a width; the two axes may have changed places."""
+    if width is None or not turned_at(data, name, width):
+        return "give sequences [time, features] of that width"
+    if data.source == ARRAYS:
+        return f"each has {counted(width, 'step')}: transpose them, they are [time, features]"
+    return f"each has {counted(width, 'step')}: name the axis of the steps with --time-axis"
 
 
 def of_arrays(arrays: object) -> Data:
@@ -151,7 +168,7 @@ def of_arrays(arrays: object) -> Data:
         raise _refuse(f"{where}: wanted as many sequences for each input, got {counts}")
     count = len(next(iter(parts.values())))
     samples = ({name: xs[i] for name, xs in parts.items()} for i in range(count))
-    return Data(_collect(samples, where), "arrays")
+    return Data(_collect(_counted(samples), where), ARRAYS)
 
 
 def _sequences(value: object, where: str) -> list[Array]:
@@ -183,11 +200,14 @@ class _Axes:
                 f"{where}: wanted sequences [T, F] or [N, T, F], got shape {array.shape}",
                 "flatten what is left of each step into one axis",
             )
-        batch = self._axis(self.batch or 0, array, where)
-        if self.time is None:
-            time = next(a for a in range(array.ndim) if a != batch)
-        else:
-            time = self._axis(self.time, array, where)
+        batch, time = (
+            None if axis is None else self._axis(axis, array, where)
+            for axis in (self.batch, self.time)
+        )
+        if batch is None:
+            batch = 1 if time == 0 else 0
+        if time is None:
+            time = 1 if batch == 0 else 0
         if batch == time:
             raise UsageError(
                 f"--batch-axis and --time-axis must differ, got {batch} for both",
@@ -276,31 +296,36 @@ def _joined(array: Array, lengths: object, where: str) -> list[Array]:
     return np.split(steps, np.cumsum(sizes)[:-1])
 
 
-def _collect(items: Iterator[Sample], spec: str) -> dict[str, tuple[Array, ...]]:
-    """Gather sequences by input, checked to be nonempty and of one width each."""
+def _counted(samples: Iterable[Sample]) -> Iterator[tuple[str, Sample]]:
+    for i, sample in enumerate(samples):
+        yield f"sequence {i}" if i else "the first sequence", sample
+
+
+def _collect(items: Iterator[tuple[str, Sample]], spec: str) -> dict[str, tuple[Array, ...]]:
+    """Gather named sequences by input, checked to be nonempty and of one width each."""
     sequences = list(items)
     if not sequences:
         raise _refuse(f"{spec}: wanted at least one sequence, got none")
-    names = list(sequences[0])
-    for i, sequence in enumerate(sequences):
-        if set(sequence) != set(names):
+    first, names = sequences[0][0], sequences[0][1].keys()
+    for where, sequence in sequences:
+        if sequence.keys() != names:
             raise _refuse(
-                f"{spec}: wanted inputs {sorted(names)} in every sequence, "
-                f"got {sorted(sequence)} in sequence {i}"
+                f"{spec}: wanted inputs {sorted(names)} as in {first}, "
+                f"got {sorted(sequence)} in {where}"
             )
         for name, x in sequence.items():
-            width = sequences[0][name].shape[1]
+            width = sequences[0][1][name].shape[1]
             if x.size == 0:
                 raise _refuse(
                     f"{spec}: wanted at least one step and one feature, "
-                    f"got shape {x.shape} in sequence {i}"
+                    f"got shape {x.shape} in {where}"
                 )
             if x.shape[1] != width:
                 raise _refuse(
-                    f"{spec}: wanted {width} features as in the first sequence, "
-                    f"got {x.shape[1]} in sequence {i}"
+                    f"{spec}: wanted {counted(width, 'feature')} as in {first}, "
+                    f"got {x.shape[1]} in {where}"
                 )
-    return {name: tuple(np.ascontiguousarray(s[name]) for s in sequences) for name in names}
+    return {name: tuple(np.ascontiguousarray(s[name]) for _, s in sequences) for name in names}
 
 
 # ------------------------------------------------------------------------------ files
@@ -331,12 +356,13 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _folder(folder: Path, axes: _Axes) -> Iterator[Sample]:
+def _folder(folder: Path, axes: _Axes) -> Iterator[tuple[str, Sample]]:
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in READERS)
     if not files:
         raise _refuse(f"{folder}: wanted a folder of {', '.join(READERS)} files, got none of them")
     for path in files:
-        yield from _file(path, axes)
+        for sample in _file(path, axes):
+            yield path.name, sample
 
 
 def _npy(path: Path) -> object:

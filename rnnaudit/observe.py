@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rnnaudit import cells, runtime
-from rnnaudit.data import UNNAMED, Data, InputRange
+from rnnaudit.data import UNNAMED, Data, InputRange, fitting_width, turned_at
 from rnnaudit.errors import LoadError
 from rnnaudit.estimators.probes import KINDS, synthetic_within
 from rnnaudit.findings import finding
@@ -280,10 +280,10 @@ def _given(model: Model, data: Data | None) -> tuple[dict[int, _Rows], tuple[Fin
     fitting = [i for i, stack in enumerate(model.stacks) if stack.input_size == width]
     if not fitting:
         widths = sorted({stack.input_size for stack in model.stacks})
+        wanted = " or ".join([*map(str, widths[:-1]), counted(widths[-1], "feature")])
         raise LoadError(
-            f"the data must have {' or '.join(map(str, widths))} features per step, "
-            f"got {width} from {data.source}",
-            help="give sequences [time, features] of that width",
+            f"the data must have {wanted} per step, got {width} from {data.source}",
+            help=_of_that_width(model, data, name, widths),
             id="RA107",
         )
     rows = _Rows.of(
@@ -298,6 +298,18 @@ def _given(model: Model, data: Data | None) -> tuple[dict[int, _Rows], tuple[Fin
         "the other stacks were measured on synthetic inputs",
     )
     return {fitting[0]: rows}, (note,)
+
+
+def _of_that_width(model: Model, data: Data, name: str, widths: Sequence[int]) -> str:
+    """Say how to give data that fit: a layer need not read what its model does."""
+    turned = next((width for width in widths if turned_at(data, name, width)), None)
+    if model.whole or turned is not None:
+        return fitting_width(data, name, turned)
+    stacks = " or ".join(stack.name for stack in model.stacks[:3])
+    return (
+        f"give sequences [time, features] of what {stacks} itself reads, or audit an ONNX export "
+        "of the model, which takes the model's own inputs"
+    )
 
 
 def _of_all(data: Data) -> str:

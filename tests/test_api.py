@@ -56,6 +56,19 @@ def test_data_may_be_a_path_of_either_kind(model, tmp_path):
             rnnaudit.audit(model, data=data)
 
 
+def test_data_of_another_width_are_told_what_to_do(model, tmp_path):
+    turned = np.zeros((4, 2, 9))
+    np.save(tmp_path / "turned.npy", turned)
+    with pytest.raises(LoadError, match=r"got 9 from arrays; each has 2 steps: transpose them"):
+        rnnaudit.audit(model, data=turned)
+    with pytest.raises(LoadError, match=r"got 9 .*; each has 2 steps: name .* with --time-axis"):
+        rnnaudit.audit(model, data=tmp_path / "turned.npy")
+    layers = {"embed": torch.nn.Linear(5, 2), "rnn": torch.nn.RNN(2, 3)}
+    torch.save(torch.nn.ModuleDict(layers).state_dict(), model)
+    with pytest.raises(LoadError, match=r"what rnn itself reads, or audit an ONNX export"):
+        rnnaudit.audit(model, data=np.zeros((4, 9, 5)))
+
+
 def test_of_several_keys_one_is_named_x(model, tmp_path):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 3, 20, 2))

@@ -189,7 +189,7 @@ def test_a_function_may_return_plain_arrays(source):
         ("def feed(): return iter(())", "wanted at least one sequence, got none"),
         (
             "def feed(): yield from ({'a': [1.0]}, {'b': [1.0]})",
-            r"wanted inputs \['a'\] in every sequence, got \['b'\] in sequence 1",
+            r"wanted inputs \['a'\] as in the first sequence, got \['b'\] in sequence 1",
         ),
     ],
 )
@@ -320,8 +320,16 @@ def test_a_recording_with_a_damaged_header_is_read_or_refused_in_one_line(tmp_pa
 def test_widths_must_agree_over_a_folder(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((2, 3)))
     np.save(tmp_path / "b.npy", np.zeros((2, 4)))
-    with pytest.raises(LoadError, match="wanted 3 features as in the first sequence, got 4"):
+    with pytest.raises(LoadError, match=r"wanted 3 features as in a\.npy, got 4 in b\.npy"):
         load_data(str(tmp_path))
+
+
+def test_the_axis_of_the_steps_alone_leaves_the_first_other_to_the_sequences(tmp_path):
+    x = np.arange(24.0).reshape(2, 3, 4)
+    np.save(tmp_path / "x.npy", x)
+    for axis, named in enumerate([(1, 0, 2), (0, 1, 2), (0, 2, 1)]):
+        sequences = unnamed(tmp_path / "x.npy", time_axis=axis)
+        np.testing.assert_array_equal(np.stack(sequences), x.transpose(named))
 
 
 def test_a_missing_source_is_named(tmp_path):

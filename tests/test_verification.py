@@ -260,6 +260,8 @@ def long_ones(*lengths_: int) -> Data:
 def test_data_of_another_width_or_input_are_refused():
     with pytest.raises(LoadError, match=r"2 features per step for input x, got 5 from mine.npz"):
         feeds([X], (1,), sequences(4, width=5), seed=0)
+    with pytest.raises(LoadError, match=r"got 5 .*; each has 2 steps: name .* --time-axis"):
+        feeds([X], (1,), sequences(2, width=5), seed=0)
     two = [X, Slot("z", "float", ("time", "batch", None), (None, None, 2))]
     named = Data({"w": (np.zeros((4, 2)),)}, "mine.npz")
     with pytest.raises(LoadError, match=r"one of the model's inputs x, z, got w from mine.npz"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rnnaudit.data import UNNAMED, Data, InputRange
+from rnnaudit.data import UNNAMED, Data, InputRange, fitting_width
 from rnnaudit.errors import LoadError, UnsupportedModelError
 from rnnaudit.estimators.probes import synthetic_within
 from rnnaudit.reports.numbers import counted
@@ -255,7 +255,19 @@ def _owner(slots: Sequence[Slot], name: str, data: Data) -> Slot:
             help="name the array in the .npz file after the input",
             id="RA107",
         )
-    return fitting[0]
+    (slot, *_), width = fitting, data.width(name)
+    if width != slot.features:
+        raise _unfit(slot, width, data.source, fitting_width(data, name, slot.features))
+    return slot
+
+
+def _unfit(slot: Slot, width: int, source: str, advice: str) -> LoadError:
+    return LoadError(
+        f"the data must have {counted(slot.features, 'feature')} per step for input {slot.name}, "
+        f"got {width} from {source}",
+        help=advice,
+        id="RA107",
+    )
 
 
 def arrange(sequences: Array, slot: Slot, source: str) -> Array:
@@ -266,12 +278,7 @@ def arrange(sequences: Array, slot: Slot, source: str) -> Array:
     """
     n, t, width = sequences.shape
     if width != slot.features:
-        raise LoadError(
-            f"the data must have {slot.features} features per step for input {slot.name}, got "
-            f"{width} from {source}",
-            help="give sequences [time, features] of that width",
-            id="RA107",
-        )
+        raise _unfit(slot, width, source, "give sequences [time, features] of that width")
     inner = [size or 1 for role, size in zip(slot.roles, slot.sizes, strict=True) if role is None]
     return ordered(sequences.reshape(n, t, *inner), slot.roles).astype(numpy_dtype(slot.dtype))
 
