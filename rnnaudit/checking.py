@@ -62,13 +62,15 @@ def read(path: Path) -> tuple[Any, int]:
         document = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise LoadError(
-            f"a proof file is JSON, and {path} is not ({type(error).__name__})", id="RA132"
+            f"a proof file is JSON, and {path} is not",
+            help="give a file that `rnnaudit certify` wrote, before the model",
+            id="RA132",
         ) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise LoadError(
             f"a proof file has the schema {SCHEMA}, and {path} has {str(schema)[:40]!r}",
-            help="give a file that `rnnaudit certify` wrote",
+            help="give a file that `rnnaudit certify` wrote, before the model",
             id="RA132",
         )
     return document, len(raw)

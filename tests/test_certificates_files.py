@@ -361,6 +361,11 @@ def test_what_is_no_proof_file_exits_with_3(saved, capsys):
         code, out, err = run(capsys, "check", name, "m.pt")
         assert (code, out) == (3, ""), name
         assert err.startswith("error[RA132]: a proof file "), err
+        assert err.endswith("; give a file that `rnnaudit certify` wrote, before the model\n"), err
+    code, out, err = run(capsys, "check", "m.pt", "p.json")
+    assert (code, len(err.splitlines())) == (3, 1)
+    code, out, err = run(capsys, "check", "m.pt", "m.pt")
+    assert "a proof file is JSON, and m.pt is not; give a file" in err
     code, out, err = run(capsys, "check", "absent", "m.pt", "--format", "json")
     assert code == 3
     assert json.loads(out)["error"]["id"] == "RA132"

@@ -249,7 +249,7 @@ def test_quiet_still_says_what_was_not_compared(command, api, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["inspekt"], "No such command 'inspekt'"),
+        (["inspekt"], "No such command 'inspekt' (did you mean 'inspect'?); see rnnaudit --help"),
         (["inspect"], "Missing argument 'MODEL'; see rnnaudit inspect --help"),
         (["inspect", "a", "b"], "Got unexpected extra argument"),
         (["inspect", "a", "--epz", "1"], "No such option: --epz"),
@@ -291,6 +291,7 @@ def test_wrong_options_are_one_line_and_exit_2(api, capsys, arguments, words):
     assert (code, out) == (2, "")
     assert err.startswith("error[RA001]: ")
     assert words in err
+    assert "?;" not in err
     assert len(err.splitlines()) == 1
     assert api.calls == []
 
@@ -481,6 +482,14 @@ def test_help_has_examples_and_fits_80_columns(capsys, monkeypatch, command):
         assert "[tool.rnnaudit]" in out
 
 
+@pytest.mark.parametrize("command", [[], ["gate"]])
+def test_exit_codes_in_the_help_are_one_paragraph(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, *command, "--help")
+    paragraph = out[out.index("Exit codes") :].partition("\n  ")[0].split("\n")
+    assert all(len(line.rstrip()) > 65 for line in paragraph[:-1])
+
+
 def test_examples_in_the_help_are_ones_the_program_takes(api, capsys):
     np.savez("sequences.npz", x=np.zeros((3, 2)))
     Path("models").mkdir()
@@ -564,6 +573,26 @@ def test_a_reader_that_leaves_is_no_error():
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait() == 0
+
+
+def test_a_full_disk_behind_stdout_is_the_users_to_mend():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    code = "from rnnaudit.cli import app, output\napp._help = lambda: output.write('x')\n"
+    with Path("/dev/full").open("w") as full:
+        child = subprocess.run(
+            [sys.executable, "-c", f"{code}import sys; sys.exit(app.main([]))"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    words = "the output must be writable, and stdout is not: No space left on device"
+    assert (child.returncode, child.stderr) == (
+        2,
+        f"error[RA003]: {words}; send it to another place\n",
+    )
 
 
 def test_an_ascii_terminal_gets_escapes_not_a_crash(api):

@@ -268,7 +268,10 @@ def test_a_baseline_is_written_by_the_gate_and_read_by_it(inside, models, capsys
         (["--allow", "RA121:2027-06-30: "], "--allow must be ID:DATE:REASON"),
         (["--allow", "RA999:2027-06-30:x"], "rnnaudit explain lists the ids"),
         (["--baseline", "none.json"], "--baseline must be a file that can be read, got none.json"),
-        (["--baseline", "calm.pt"], "--baseline must be a JSON report of rnnaudit, got calm.pt"),
+        (
+            ["--baseline", "calm.pt"],
+            "--baseline must be a JSON report of rnnaudit, got calm.pt: it is no text; write one",
+        ),
         (["--max-lambda", "-1"], "--max-lambda must be a finite number, 0 or more, got -1"),
         (["--max-depth", "0"], "--max-depth must be at least 1, got 0"),
         (["--max-exceed", "2"], "--max-exceed must lie between 0 and 1, got 2"),

@@ -185,6 +185,20 @@ def test_a_class_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         api.load(path, trust_pickle=True)
 
 
+def test_a_class_of_a_script_is_asked_for_where_the_script_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Net(nn.Module):
+        """Defined in the program that was run."""
+
+    Net.__module__, Net.__qualname__ = "__main__", "Net"
+    monkeypatch.setattr(sys.modules["__main__"], "Net", Net, raising=False)
+    path = pickled(tmp_path / "net.pt", Net())
+    monkeypatch.delattr(sys.modules["__main__"], "Net")
+    with pytest.raises(LoadError, match=r"not here: __main__\.Net; save model\.state_dict\(\)"):
+        api.load(path, trust_pickle=True)
+
+
 def test_two_pickled_modules_are_not_chosen_between(tmp_path: Path) -> None:
     path = pickled(tmp_path / "net.pt", {"a": nn.GRU(3, 4), "b": nn.GRU(3, 4)})
     with pytest.raises(LoadError, match=r"holds 2 \(a, b\)"):

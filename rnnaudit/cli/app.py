@@ -75,12 +75,12 @@ app = typer.Typer(
     name="rnnaudit",
     help="Audit trained recurrent models: prove or measure how fast they forget, "
     "and write the feed-forward model that replaces them.",
-    epilog=EXAMPLES,
+    epilog=_paragraphs(EXAMPLES),
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 for command, examples in COMMANDS:
-    app.command(help=_paragraphs(command.__doc__ or ""), epilog=examples)(command)
+    app.command(help=_paragraphs(command.__doc__ or ""), epilog=_paragraphs(examples))(command)
 
 
 def _version(asked: bool) -> None:

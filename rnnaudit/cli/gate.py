@@ -29,7 +29,7 @@ EXAMPLES = """Examples:
 
   rnnaudit gate models/*.onnx --baseline baseline.json --tolerance 0.1
 
-  rnnaudit gate model.pt --fail-on warning --allow RA121:2027-06-30:"known to be tanh"
+  rnnaudit gate model.pt --fail-on warning --allow RA121:2027-06-30:"it is tanh"
 
 Exit codes: 0 every model passed, 1 a model failed, 2 wrong options, 3 a file could not be
 audited (also where others failed)."""
@@ -160,8 +160,9 @@ def _baseline(path: str) -> tuple[Report, ...]:
             help="write one with rnnaudit gate MODEL --format json -o FILE",
         ) from error
     except ValueError as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise UsageError(
-            f"--baseline must be a JSON report of rnnaudit, got {path}: {error}",
+            f"--baseline must be a JSON report of rnnaudit, got {path}: {why}",
             help="write one with rnnaudit gate MODEL --format json -o FILE",
         ) from error
 

@@ -196,10 +196,20 @@ def _colour() -> bool:
 
 
 def write(text: str) -> None:
-    """Write to stdout; a reader that has left (``| head``) is no error."""
+    """Write to stdout; a reader that has left (``| head``) is no error.
+
+    Raises:
+        UsageError: Stdout takes no more, as on a full disk.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # What is still buffered goes nowhere, also when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(
+                f"the output must be writable, and stdout is not: {error.strerror}",
+                help="send it to another place",
+                id="RA003",
+            ) from error

@@ -17,6 +17,7 @@ _KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false"}
 """What a value of a type is called, by how the parser's names of it begin."""
 
 _CHOICE = re.compile(r"'(?P<came>.*)' is not one of (?P<choices>'.*')", re.DOTALL)
+_GUESS = re.compile(r"\.? Did you mean (?P<name>.+)\?$", re.DOTALL)
 _KIND = re.compile(r"'(?P<came>.*)' is not a valid (?P<kind>\w+)", re.DOTALL)
 
 
@@ -27,6 +28,7 @@ def complaint(error: Exception) -> UsageError | None:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     message = _unfit(error, parameter) or str(error.format_message()).rstrip(".")
     message = message.replace(": Value error, ", ": ")
+    message = _GUESS.sub(r" (did you mean \g<name>?)", message)
     if context is not None and parameter is not None:
         origin = context.get_parameter_source(parameter.name)
         if origin is not None and origin.name == "DEFAULT_MAP":

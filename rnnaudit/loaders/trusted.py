@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from rnnaudit.loaders.named import Source, read_model
 from rnnaudit.loaders.nested import modules, named_tensors
 from rnnaudit.loaders.state_dict import LOADER
 from rnnaudit.model import Model
+
+_IN_SCRIPT = re.compile(r"Can't get attribute '(?P<name>.+?)' on <module '__main__'")
+"""What unpickling says of a class of the script that was run, which no other program has."""
 
 
 def load(path: Path, sha256: str) -> Model:
@@ -29,9 +33,14 @@ def load(path: Path, sha256: str) -> Model:
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=False)
     except (AttributeError, ImportError) as error:
+        in_script = _IN_SCRIPT.match(str(error))
+        needed = f"__main__.{in_script['name']}" if in_script else brief(error)
         raise LoadError(
-            f"unpickling {path} needs a class that is not here: {brief(error)}",
-            help="run where the code that made it is installed, or save a state_dict there",
+            f"unpickling {path} needs a class that is not here: {needed}",
+            help="save model.state_dict() in the script that defines it, or import the class from "
+            "a module there"
+            if in_script
+            else "run where the code that made it is installed, or save a state_dict there",
             id="RA103",
         ) from None
     except Exception as error:
