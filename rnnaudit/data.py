@@ -23,14 +23,12 @@ from numpy.typing import NDArray
 
 from rnnaudit.errors import LoadError, UsageError
 from rnnaudit.reports.numbers import counted
+from rnnaudit.results import ARRAYS
 
 Array = NDArray[Any]
 
 UNNAMED = ""
 """The key of sequences that do not say which graph input they belong to."""
-
-ARRAYS = "arrays"
-"""The source of sequences that came from memory."""
 
 MAX_YIELDED = 100_000
 """A function that yields more sequences than this is taken to be endless."""

@@ -25,6 +25,15 @@ EPSILONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 BY_CHOICE = "left out by --layer"
 """Why a part was skipped that the user did not choose."""
 
+ARRAYS = "arrays"
+"""What the data are called that came from memory."""
+
+LIVE = "nn.Module"
+"""The format of a model that is in memory, or that code made."""
+
+UNROLLED = "unrolled to "
+"""How the finding begins of a recurrence that has no node of its own (RA126)."""
+
 MAX_DEPTH = 512
 """The largest depth that ``truncate`` takes unless told otherwise."""
 

@@ -4,6 +4,7 @@ import ast
 import base64
 import copy
 import json
+import shlex
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -399,10 +400,17 @@ def test_nothing_proved_writes_nothing_and_exits_with_1(saved, capsys):
     assert code == 1
     assert "no proof: forget gate can reach 0.9999" in out
     assert "nothing was written" in out
-    assert "next      rnnaudit inspect lstm.pt\n" in out
+    assert "next      rnnaudit inspect lstm.pt --eps 1e-3\n" in out
     assert "a narrower --input-range may leave a domain that is proved" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
     assert not Path("p.json").exists()
+    Path("lstm.pt").rename("my lstm.pt")
+    np.save("x.npy", np.ones((9, 1, 4)))
+    options = ["--eps", "0.1", "--data", "x.npy", "--time-axis", "0"]
+    _, out, _ = run(capsys, "certify", "my lstm.pt", *options)
+    next_ = shlex.split(out[out.index("next") :].replace("\\\n", " "))
+    assert next_[1:6] == ["rnnaudit", "inspect", "my lstm.pt", "--eps", "1e-1"]
+    assert next_[6:10] == options[2:]
 
 
 @pytest.mark.parametrize("bounds", [None, (-0.5, 0.25)])

@@ -142,6 +142,13 @@ def test_a_step_with_a_length_shows_depths_as_time(api, capsys):
     assert json.loads(out)["settings"]["step_seconds"] == 0.01
 
 
+def test_how_the_data_are_read_goes_into_the_next_command(api, capsys):
+    np.save("x.npy", np.zeros((5, 2, 3)))
+    _, out, _ = run(capsys, "inspect", "m.pt", "--data", "x.npy", "--time-axis", "0")
+    next_ = " ".join(out[out.index("next:") :].replace("\\\n", " ").split())
+    assert next_.endswith("--time-axis 0")
+
+
 # ----------------------------------------------------------------------- what is given back
 
 

@@ -314,6 +314,58 @@ def command(report):
     return advice if words is None else " ".join(words)
 
 
+def told(**settings):
+    """Return a report that a run with these settings made, and that has a depth."""
+    return replace(by_hand.STABLE, settings={"eps": 1e-3, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data": "x.npy", "time_axis": 0}, "m.pt --eps 1e-3 --data x.npy --time-axis 0"),
+        ({"data": "x.npy", "batch_axis": -1}, "m.pt --eps 1e-3 --data x.npy --batch-axis -1"),
+        ({"trust_pickle": True}, "m.pt --trust-pickle --eps 1e-3"),
+        ({"weights": "w.npz"}, "m.pt --weights w.npz --eps 1e-3"),
+        ({"factory": "a.b:c"}, "--factory a.b:c --eps 1e-3"),
+        ({"factory": "a.b:c", "weights": "w.pt"}, "w.pt --factory a.b:c --eps 1e-3"),
+    ],
+)
+def test_the_next_command_reads_model_and_data_as_this_one_did(settings, words):
+    model = replace(by_hand.STABLE.model, path="m.pt")
+    report = replace(told(**settings), model=model)
+    assert command(report) == f"rnnaudit truncate {words}"
+
+
+@pytest.mark.parametrize(
+    ("format_", "settings", "code"),
+    [
+        ("nn.Module", {}, "module, eps=1e-3"),
+        ("nn.Module", {"data": "x.npy"}, "module, eps=1e-3, data='x.npy'"),
+        ("nn.Module", {"data": "arrays", "layer": "a"}, "module, eps=1e-3, data=data, layer='a'"),
+        (
+            "ONNX",
+            {"data": "arrays", "input_range": [0.0, 1.0]},
+            "'m.pt', 'm.truncated.onnx', eps=1e-3, data=data, input_range=(0.0, 1.0)",
+        ),
+    ],
+)
+def test_what_no_command_can_name_goes_on_in_python(format_, settings, code):
+    model = replace(by_hand.STABLE.model, path="m.pt", format=format_)
+    report = replace(told(**settings), model=model)
+    assert wording.next_command(report) == (None, f"rnnaudit.truncate({code})")
+
+
+def test_a_graph_of_fixed_steps_can_be_truncated_and_an_unrolled_one_cannot():
+    name = by_hand.STABLE.recurrences[0].name
+    for message, cut in [
+        ("the graph fixes its sequences at 20 steps; it is audited for any", True),
+        ("unrolled to 20 steps that share their weights, over 'x'", False),
+    ]:
+        note = Finding("RA126", "note", name, message)
+        words, _ = wording.next_command(replace(by_hand.STABLE, findings=(note,)))
+        assert (words is not None) == cut
+
+
 def test_the_next_command_follows_from_what_is_known():
     deep = replace(by_hand.UNDECIDED, depth=Depth(1e-3, 900, None))
     assert command(deep).endswith("bach_lstm.onnx --eps 1e-3 --max-depth 900")

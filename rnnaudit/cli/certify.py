@@ -57,6 +57,14 @@ def certify(  # noqa: PLR0917 (each parameter is an option)
                 time_budget=time_budget,
                 progress=progress,
             )
+        report = output.asked(
+            report,
+            data=data,
+            time_axis=time_axis,
+            batch_axis=batch_axis,
+            input_range=input_range,
+            layer=layer,
+        )
         output.emit_proof(report, form, written=True, quiet=quiet)
     if report.proof_file is None:
         raise typer.Exit(1)

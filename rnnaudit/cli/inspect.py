@@ -70,5 +70,13 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
                 verbose=verbose,
                 progress=progress,
             )
-        report = output.timed(report, step_seconds)
+        report = output.asked(
+            report,
+            step_seconds=step_seconds,
+            factory=factory,
+            trust_pickle=trust_pickle,
+            weights=weights if factory is None else model,
+            time_axis=time_axis,
+            batch_axis=batch_axis,
+        )
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

@@ -107,11 +107,14 @@ def check_writable(path: str | None, *inputs: str | None) -> None:
             )
 
 
-def timed(report: Report, step_seconds: float | None) -> Report:
-    """Record how long a step lasts, so that depths are also shown as time."""
-    if step_seconds is None:
-        return report
-    return replace(report, settings={**report.settings, "step_seconds": step_seconds})
+def asked(report: Report, **settings: float | str | bool | None) -> Report:
+    """Record settings that only the command line knows, where they were given.
+
+    They are how long a step lasts, so that depths are also shown as time, and how the model
+    and the data are read, so that the next command reads the same.
+    """
+    given = {name: s for name, s in settings.items() if s is not None and s is not False}
+    return replace(report, settings={**report.settings, **given})
 
 
 def emit(

@@ -64,7 +64,15 @@ def report(  # noqa: PLR0917 (each parameter is an option)
                 verbose=False,
                 progress=progress,
             )
-        found = output.timed(found, step_seconds)
+        found = output.asked(
+            found,
+            step_seconds=step_seconds,
+            factory=factory,
+            trust_pickle=trust_pickle,
+            weights=weights if factory is None else model,
+            time_axis=time_axis,
+            batch_axis=batch_axis,
+        )
         output.emit(found, form, file=written, quiet=quiet, verbose=False)
         if not quiet:
             output.emit(found, choices.Format.TEXT, quiet=True, verbose=False)

@@ -84,7 +84,15 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
                 time_budget=time_budget,
                 progress=progress,
             )
-        report = output.timed(report, step_seconds)
+        report = output.asked(
+            report,
+            step_seconds=step_seconds,
+            factory=factory,
+            trust_pickle=trust_pickle,
+            weights=weights if factory is None else model,
+            time_axis=time_axis,
+            batch_axis=batch_axis,
+        )
         output.emit(report, form, quiet=quiet, verbose=verbose)
     if report.equivalence is not None and not report.equivalence.passed:
         raise typer.Exit(1)

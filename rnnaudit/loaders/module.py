@@ -19,8 +19,7 @@ from rnnaudit.loaders.grouping import slot_of
 from rnnaudit.loaders.interface import brief
 from rnnaudit.loaders.named import Source, read_model
 from rnnaudit.model import RELU, TANH, Activation, Model
-
-FORMAT = "nn.Module"
+from rnnaudit.results import LIVE
 
 _KNOWN = (
     nn.RNN,
@@ -57,7 +56,7 @@ def read_module(module: nn.Module, path: Path | None = None) -> Model:
     holders = {slot[0] for name in tensors if (slot := slot_of(name))}
     source = Source(
         path or Path(type(module).__name__),
-        FORMAT,
+        LIVE,
         _sha256(tensors),
         activations=_activations(inside),
         unreadable={

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from rich.text import Text
 
 from rnnaudit.reports import numbers, wording
+from rnnaudit.reports.commands import shell
 from rnnaudit.reports.layout import Column, Piece, flow, hang, table, to_str
 from rnnaudit.results import Depth, ProofFile, RecurrenceReport, Report
 
@@ -79,6 +80,11 @@ class ProofRenderer:
         lines = flow(facts, self.width - column)
         yield from hang(Text(label, "dim"), lines, indent=indent, column=column)
 
+    def _command(self, *words: str) -> Iterator[Text]:
+        """Show a command that a shell reads as it is; none where a name cannot be printed."""
+        if all(map(numbers.printable, words)):
+            yield from self._line("next", list(shell(words, self.width - _COLUMN)), 0)
+
     def _verdict(self, report: Report) -> Iterator[Text]:
         file = report.proof_file
         word, style, rest = _judged(report, file, written=self.written)
@@ -88,11 +94,10 @@ class ProofRenderer:
         if file is not None and self.written:
             facts: list[Piece] = [f"{numbers.clean(file.path)} ({numbers.size(file.bytes)})"]
             yield from self._line("wrote", facts, 0)
-            command = f"rnnaudit check {file.path} {report.model.path}"
-            yield from self._line("next", [numbers.clean(command)], 0)
+            yield from self._command("rnnaudit", "check", file.path, report.model.path)
         if file is None and self.written:
-            command = f"rnnaudit inspect {report.model.path}"
-            yield from self._line("next", [numbers.clean(command)], 0)
+            asked = ("--eps", numbers.epsilon(report.depth.eps), *wording.carried(report))
+            yield from self._command("rnnaudit", "inspect", report.model.path, *asked)
             advice = "it measures k, which needs no proof, and says what stands in its way; "
             advice += "a narrower --input-range may leave a domain that is proved"
             yield from self._line("", [advice], 0)

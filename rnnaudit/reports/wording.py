@@ -7,11 +7,15 @@ never share a phrase.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from rnnaudit.reports import numbers
 from rnnaudit.results import (
+    ARRAYS,
+    LIVE,
     MAX_DEPTH,
+    UNROLLED,
     Depth,
     Equivalence,
     Evidence,
@@ -262,35 +266,79 @@ def next_command(report: Report) -> tuple[tuple[str, ...] | None, str]:
     """
     if report.export is not None or report.equivalence is not None or not report.recurrences:
         return None, ""
-    path, depth = report.model.path, report.depth
-    carried = _carried(report)
-    if not all(map(numbers.printable, (path, *carried))):
+    depth, called, same = report.depth, _called(report), carried(report)
+    if not all(map(numbers.printable, (*called, *same))):
         return None, ""
     eps = numbers.epsilon(depth.eps)
     measured = depth.measured.k if depth.measured is not None else None
     depths = [k for k in (depth.proved, measured) if k is not None]
-    written_out = {f.where for f in report.findings if f.id == "RA126"}
+    written_out = {f.where for f in report.findings if f.message.startswith(UNROLLED)}
     if all(r.cell == "traced" or r.name in written_out for r in report.recurrences):
         return None, ""  # there is no node that a form could replace
     if depths:
-        within = () if min(depths) <= MAX_DEPTH else ("--max-depth", str(min(depths)))
-        return ("rnnaudit", "truncate", path, "--eps", eps, *carried, *within), ""
+        most = min(depths) if min(depths) > MAX_DEPTH else None
+        if (code := _in_python(report, most)) is not None:
+            return None, code
+        within = () if most is None else ("--max-depth", str(most))
+        return ("rnnaudit", "truncate", *called, "--eps", eps, *same, *within), ""
     if depth.measured is not None and depth.measured.longer_than is not None:
         if cut_short(report):
             return None, "give it more time with --time-budget"
+        if depth.measured.synthetic and _live(report):
+            return None, f"rnnaudit.audit(module, eps={eps}, data=your_sequences)"
         if depth.measured.synthetic:
-            return ("rnnaudit", "inspect", path, "--data", "YOUR_SEQUENCES.npz"), ""
+            return ("rnnaudit", "inspect", *called, "--data", "YOUR_SEQUENCES.npz"), ""
         return None, "measure on longer sequences, or keep the recurrence"
     return None, ""
 
 
-def _carried(report: Report) -> tuple[str, ...]:
+def _live(report: Report) -> bool:
+    """Whether the model is a module in memory, which no command can name."""
+    asked = report.settings.get("factory") or report.settings.get("trust_pickle")
+    return report.model.format == LIVE and not asked
+
+
+def _called(report: Report) -> tuple[str, ...]:
+    """Return the arguments that name the model to a command, and how to read it."""
+    path, weights = report.model.path, report.settings.get("weights")
+    factory = report.settings.get("factory")
+    read = ("--trust-pickle",) if report.settings.get("trust_pickle") is True else ()
+    if isinstance(factory, str):
+        return (*((weights,) if isinstance(weights, str) else ()), "--factory", factory)
+    return (path, *read, *(("--weights", weights) if isinstance(weights, str) else ()))
+
+
+def _in_python(report: Report, max_depth: int | None) -> str | None:
+    """Return the call of Python to make next where a command has not what it takes."""
+    asked, live = report.settings, _live(report)
+    if not live and asked.get("data") != ARRAYS:
+        return None
+    given = {name: asked.get(name) for name in ("input_range", "layer", "exceed")}
+    if isinstance(given["input_range"], list):
+        given["input_range"] = tuple(given["input_range"])
+    words = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if (data := asked.get("data")) is not None:
+        words.insert(0, "data=data" if data == ARRAYS else f"data={data!r}")
+    if max_depth is not None:
+        words.append(f"max_depth={max_depth}")
+    if live:
+        model = "module"
+    else:
+        model = f"{report.model.path!r}, {PurePath(report.model.path).stem + '.truncated.onnx'!r}"
+    arguments = ", ".join([model, f"eps={numbers.epsilon(report.depth.eps)}", *words])
+    return f"rnnaudit.truncate({arguments})"
+
+
+def carried(report: Report) -> tuple[str, ...]:
     """Return the options of this run that the next one needs to see the same."""
     data, layer = report.settings.get("data"), report.settings.get("layer")
     bounds, exceed = report.settings.get("input_range"), report.settings.get("exceed")
     options: list[str] = []
     if isinstance(data, str):
         options += ("--data", data)
+    for name in ("time_axis", "batch_axis"):
+        if isinstance(axis := report.settings.get(name), int):
+            options += (f"--{name.replace('_', '-')}", str(axis))
     if isinstance(bounds, str):
         options += ("--input-range", bounds)
     if isinstance(bounds, (list, tuple)):
