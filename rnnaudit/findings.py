@@ -350,7 +350,7 @@ FINDINGS: tuple[Known, ...] = (
         "RA240",
         "warning",
         "Two fixed points attract under the same input: one past is kept",
-        "no depth holds for every input; rnnaudit inspect --witness FILE saves the inputs",
+        "no depth holds for every input; rnnaudit inspect MODEL --witness FILE saves the inputs",
     ),
     Known(
         "RA241",
@@ -386,7 +386,7 @@ FINDINGS: tuple[Known, ...] = (
         "RA305",
         "warning",
         "A counterexample to the chosen depth is known",
-        "rnnaudit inspect --witness FILE saves it; see that your inputs are unlike it",
+        "rnnaudit inspect MODEL --witness FILE saves it; see that your inputs are unlike it",
     ),
     Known(
         "RA306",

@@ -35,6 +35,7 @@ from rnnaudit.reports import (
 )
 from rnnaudit.reports.commands import shell, snippet
 from rnnaudit.reports.json import refusal, schema
+from rnnaudit.reports.layout import flow
 from rnnaudit.results import Depth, Equivalence, Finding, MeasuredDepth, ProofFile, Report
 from tests import reports_by_hand as by_hand
 from tests.strategies import random_model
@@ -218,6 +219,43 @@ def test_the_snippet_runs_the_written_file(tmp_path, path):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert run.stdout.split("\n")[0] == "(1, 100, 3) (1, 2) (1,)"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "left"),
+    [
+        (("logits", "past_next"), "logits, past_next = session.run"),
+        (("logits",), "logits, = session.run"),
+        (("logits", "h.1"), "y, y1 = session.run"),
+        (("session",), "y, = session.run"),
+        (("lambda", "y"), "y, y1 = session.run"),
+        (("h" * 70,), "y, = session.run"),
+    ],
+)
+def test_the_snippet_calls_outputs_by_their_names(outputs, left):
+    export = replace(by_hand.TRUNCATE_PASS.export, outputs=outputs)
+    lines = snippet(export, 76)
+    assert max(map(len, lines)) <= 76
+    assert any(line.startswith(left) for line in lines)
+
+
+def test_a_share_keeps_its_unit_and_a_long_title_hangs():
+    words = "at 95 % confidence, 59 bound the exceedance by 5 %"
+    for room in range(12, 60):
+        lines = [line.plain for line in flow([words], room)]
+        assert not any(line.startswith("%") for line in lines)
+        assert " ".join(lines).replace("\u00a0", " ") == words
+    name = "a_layer_of_a_long_name/with/a/path/LSTM_1"
+    first = by_hand.TRUNCATE_PASS.recurrences[0]
+    cut = by_hand.TRUNCATE_PASS.export.truncations[0]
+    named = replace(first, name=name)
+    cut = replace(cut, recurrence=named.label)
+    export = replace(by_hand.TRUNCATE_PASS.export, truncations=(cut,))
+    text = TerminalRenderer().render(
+        replace(by_hand.TRUNCATE_PASS, recurrences=(named,), export=export)
+    )
+    (depth,) = (line for line in text.splitlines() if line.strip().startswith("k = "))
+    assert depth.startswith("    k = ")
 
 
 def test_the_snippet_has_three_lines_and_names_few_outputs():

@@ -56,8 +56,8 @@ def _verdict(report: Report, policy: Policy) -> Iterator[Rule]:
 def _after_verdict(report: Report) -> str:
     if report.verdict == "unstable":
         return (
-            "save such an input with rnnaudit inspect --witness FILE; where yours are unlike "
-            "it, narrow --input-range, or gate on your data: --require any --max-depth K "
+            "save such an input with rnnaudit inspect MODEL --witness FILE; where yours are "
+            "unlike it, narrow --input-range, or gate on your data: --require any --max-depth K "
             "--evidence measured --data PATH"
         )
     if report.skipped:

@@ -5,6 +5,7 @@ Lines that are too long are broken where the shell, or Python, reads on.
 
 from __future__ import annotations
 
+import keyword
 import shlex
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -45,7 +46,7 @@ def snippet(export: Export, room: int) -> list[str]:
     """
     inside = room - 5  # an indent and a comma
     feeds = [_feed(name, _zeros(shape, dtype), inside) for name, shape, dtype in export.inputs]
-    outputs = [f"y{i or ''}" for i in range(len(export.outputs))]
+    outputs = _variables(export.outputs, inside)
     left = ", ".join(outputs) + ("," if len(outputs) == 1 else "")
     left = left if len(outputs) <= _NAMED else "outputs"
     return [
@@ -55,6 +56,15 @@ def snippet(export: Export, room: int) -> list[str]:
         ),
         *_call(f"{left} = session.run(None, {{", feeds, "})", room),
     ]
+
+
+def _variables(names: Sequence[str], room: int) -> list[str]:
+    """Name variables after the outputs, where each is a short name that Python has free."""
+    taken = {"np", "ort", "session", *keyword.kwlist}
+    free = all(name.isascii() and name.isidentifier() and name not in taken for name in names)
+    if free and len(set(names)) == len(names) and sum(map(len, names)) <= room // 2:
+        return list(names)
+    return [f"y{i or ''}" for i in range(len(names))]
 
 
 def _feed(name: str, zeros: str, room: int) -> list[str]:

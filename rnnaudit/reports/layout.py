@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import NamedTuple
@@ -14,6 +15,9 @@ Piece = Text | str
 
 NO_BREAK = "\u00a0"
 """A space at which no line is broken; printed as an ordinary one."""
+
+_SHARE = re.compile(r"(?<=\d) (?=%)")
+"""The space of a percentage, at which no line is broken."""
 
 LEAST = 12
 """Columns to which a column that shrinks is cut at most, before the next one is."""
@@ -113,6 +117,8 @@ def _width(line: Text) -> int:
 
 def _words(piece: Text, room: int) -> list[Text]:
     lines: list[Text] = []
+    piece = piece.copy()
+    piece.plain = _SHARE.sub(NO_BREAK, piece.plain)  # of the same length: styles stay
     for word in piece.split(" "):
         if lines and _width(lines[-1]) + 1 + _width(word) <= room:
             lines[-1] = Text.assemble(lines[-1], " ", word)

@@ -457,7 +457,9 @@ def _cuts(report: Report, export: Export, width: int) -> Iterator[Text]:
             time = _aside(wording.lasting(truncation.depth, wording.step_seconds(report)))
             evidence = wording.EVIDENCE[truncation.evidence]
             title.append(Text(f"k = {truncation.depth}{time} {evidence}", style))
-        yield from hang("", flow(title, width - 2, "  "), indent=2, column=2)
+        first, *more = flow(title, width - 4, "  ")
+        lines = [first, *(Text.assemble("  ", line) for line in more)]
+        yield from hang("", lines, indent=2, column=2)
 
 
 def _replay(replay: Replay, width: int) -> Iterator[Text]:
