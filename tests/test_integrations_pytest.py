@@ -53,7 +53,7 @@ def pytest_in(folder, *arguments):
 
 
 def test_a_project_uses_the_fixture_and_reads_why_a_model_fails(folder):
-    done = pytest_in(folder, "test_models.py", "--junitxml=junit.xml")
+    done = pytest_in(folder, "-W", "error", "test_models.py", "--junitxml=junit.xml")
     assert (done.returncode, done.stderr) == (1, "")
     assert "1 failed, 1 passed" in done.stdout
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("E  ")]

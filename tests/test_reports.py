@@ -428,6 +428,10 @@ def test_a_comparison_that_failed_says_why():
     assert str(wording.judgement(judged)) == "FAIL against ε = 1e-3: nothing was compared"
     cut = replace(by_hand.PASS, reason="the time budget ended after 12 of 48 inputs")
     assert str(wording.judgement(cut)).endswith("on 48 inputs; " + cut.reason)
+    worse = replace(by_hand.PASS, known_error=2.0)
+    assert str(wording.judgement(worse)).endswith("inputs, but 2.00 on a known one (RA305)")
+    worse = replace(worse, passed=False)
+    assert str(wording.judgement(worse)).endswith("inputs, and 2.00 on a known one (RA305)")
 
 
 # -------------------------------------------------------------------------------- JSON

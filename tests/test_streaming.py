@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from rnnaudit import api, loaders
 from rnnaudit.cells import run, run_stack, truncated
+from rnnaudit.errors import UsageError
 from rnnaudit.export import choose, obstacles, truncate_graph
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
@@ -152,6 +153,13 @@ def test_blocks_of_any_length_join_to_the_truncated_run(seed, kind, k, layers, k
     np.testing.assert_allclose(np.concatenate(found), wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("form", ["window", "chunk", "last", "filter"])
+def test_a_form_beside_streaming_is_refused(form):
+    model = random_model(5, "gru", gain=0.3)
+    with pytest.raises(UsageError, match=f"a form of its own, got --form {form} too; leave out"):
+        choose(model, every(model, 4), Shape(form=form, streaming=True))
+
+
 def test_a_streaming_model_of_weights_is_verified_in_blocks(tmp_path):
     model = random_model(5, "gru", gain=0.3)
     cut = every(model, 24)
@@ -226,4 +234,4 @@ def test_the_report_of_a_streaming_model_runs_as_it_says(tmp_path, monkeypatch):
     assert '"past": np.zeros((0, 1, 3), np.float32)' in "\n".join(lines)
     found: dict[str, Any] = {}
     exec("\n".join(lines), found)
-    assert found["y1"].shape == (19, 1, 3)
+    assert found["past_next"].shape == (19, 1, 3)

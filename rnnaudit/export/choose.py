@@ -42,7 +42,7 @@ def choose(
         The form by the label of the layer's first recurrence.
 
     Raises:
-        UsageError: A window is wanted with recurrent operators.
+        UsageError: A window is wanted with recurrent operators, or a form of what streams.
         UnsupportedModelError: ``last`` is wanted of a layer whose other outputs are read, or
             ``filter`` of one that is not linear.
     """
@@ -57,6 +57,12 @@ def choose(
     buffered = with_past(model) if shape.streaming else ()
     single = {} if shape.streaming else finals(model, depths)
     layers = [layer for stack in model.stacks for layer in stack.layers]
+    chosen = [layer for layer in layers if all(r.label in depths for r in layer.recurrences)]
+    if form != "auto" and chosen and all(layer in buffered for layer in chosen):
+        raise UsageError(
+            f"--streaming is a form of its own, got --form {form} too",
+            help="leave out one of them",
+        )
     for layer in _backwards(model, layers):
         if any(r.label not in depths for r in layer.recurrences):
             continue

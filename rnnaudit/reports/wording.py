@@ -407,7 +407,8 @@ def judgement(equivalence: Equivalence) -> Settled:
     tried = numbers.counted(equivalence.inputs_tried, "input")
     reason = f"; {numbers.clean(equivalence.reason)}" if equivalence.reason else ""
     known = equivalence.known_error
-    beyond = "" if known is None else f", but {numbers.near(known)} on a known one (RA305)"
+    joined = "but" if equivalence.passed else "and"
+    beyond = "" if known is None else f", {joined} {numbers.near(known)} on a known one (RA305)"
     return Settled(word, f": the largest error {error} {verb} {eps} on {tried}{beyond}{reason}")
 
 
