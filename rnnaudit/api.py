@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -263,6 +264,17 @@ def truncate(
     )
 
 
+_OPTION = re.compile(r"--(?P<name>[a-z]+(-[a-z]+)*)( (?P<value>proved|measured)\b)?")
+
+
+def _spoken(advice: str) -> str:
+    """Turn what the command line is advised to do into arguments of Python."""
+    advice = advice.replace("rnnaudit inspect MODEL --witness FILE", "audit(…, witness=FILE)")
+    return _OPTION.sub(
+        lambda m: f"{m['name'].replace('-', '_')}={repr(m['value']) if m['value'] else ''}", advice
+    )
+
+
 def _warnings(report: Report) -> Iterator[str]:
     """Say what is worse than a note, as the command line does, and what was not cut."""
     for part in report.skipped:
@@ -271,7 +283,9 @@ def _warnings(report: Report) -> Iterator[str]:
     for same, places in grouped(report.findings):
         if same.severity != "note":
             where = f"{', '.join(places)}: " if places else ""
-            yield f"{same.id} {where}{same.message}" + (f"; {same.help}" if same.help else "")
+            yield f"{same.id} {where}{same.message}" + (
+                f"; {_spoken(same.help)}" if same.help else ""
+            )
 
 
 def truncate_module(

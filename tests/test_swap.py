@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnaudit
+from rnnaudit import api
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
 from rnnaudit.modules import Truncated
 from rnnaudit.runtime import run
@@ -160,7 +161,7 @@ def test_a_layer_may_be_cut_alone_and_a_cell_stays():
 
 def warned(module, **settings):
     """Truncate, and return the report of that very run with what was warned of."""
-    reports, whole = [], rnnaudit.api.truncate_module
+    reports, whole = [], api.truncate_module
 
     def kept(*arguments, **given):
         truncated, report = whole(*arguments, **given)
@@ -169,7 +170,7 @@ def warned(module, **settings):
 
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
-        patch.setattr(rnnaudit.api, "truncate_module", kept)
+        patch.setattr(api, "truncate_module", kept)
         rnnaudit.truncate(module, **settings)
     assert {each.category for each in caught} <= {rnnaudit.RnnauditWarning}
     assert {each.filename for each in caught} <= {__file__}
@@ -189,6 +190,9 @@ def test_every_finding_of_the_report_is_warned_of_once():
     )
     for each in worse:
         assert sum(each.id in line and each.message in line for line in said) == 1
+    assert not any("--" in line for line in said)
+    (rests,) = (line for line in said if line.startswith("RA301"))
+    assert rests.endswith("; evidence='proved' refuses anything weaker")
 
 
 def test_what_stays_is_warned_of_and_what_was_chosen_is_not():
