@@ -555,7 +555,7 @@ def certify(
         raise UsageError(
             f"the proof must be writable, got {path}: {error.strerror}", id="RA003"
         ) from error
-    return found
+    return found if seen is None else replace(found, data=seen.description)
 
 
 def check(certificate: str | Path, model: Source) -> Report:

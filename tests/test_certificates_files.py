@@ -426,6 +426,14 @@ def test_no_inputs_are_made_up_where_none_decides_the_domain(saved, monkeypatch,
     assert rnnaudit.check("p.json", "m.pt").proof_file.valid
 
 
+def test_the_inputs_that_gave_the_domain_are_named(saved, capsys):
+    np.save("x.npy", np.ones((5, 9, 4)))
+    _, out, _ = run(capsys, "certify", "m.pt", "-o", "p.json", "--data", "x.npy")
+    assert "inputs    5 sequences of 9 steps from x.npy\n" in out
+    _, out, _ = run(capsys, "certify", "m.pt", "-o", "p.json")
+    assert "inputs" not in out
+
+
 def test_what_is_not_covered_is_named(saved, capsys):
     rnn, lstm = torch.nn.RNN(4, 6), torch.nn.LSTM(4, 6)
     with torch.no_grad():

@@ -52,6 +52,8 @@ class ProofRenderer:
         if file is not None and not self.written:
             facts = [numbers.clean(PurePath(file.path).name), numbers.size(file.bytes)]
             yield from self._line("proof", [" · ".join(facts)], 0)
+        if self.written and report.data:
+            yield from self._line("inputs", [numbers.clean(report.data)], 0)
         norm = "largest |Δ| over units" if report.norm == "max" else "‖Δ‖₂ over units"
         yield from self._line("errors", [norm, report.scope], 0)
 
