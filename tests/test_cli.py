@@ -96,7 +96,8 @@ def test_inspect_passes_every_option_on_and_prints_the_report(api, capsys):
         *("--exceed", "0.05"),
     )
     assert (code, err) == (0, "")
-    assert out == Path(by_hand.__file__).with_name("golden").joinpath("stable.txt").read_text()
+    golden = Path(by_hand.__file__).with_name("golden").joinpath("stable.txt").read_text()
+    assert out == golden.rstrip() + " --time-axis 0 --batch-axis 1\n"
     ((name, models, settings),) = api.calls
     data = settings.pop("data")
     assert [x.shape for x in data.inputs[""]] == [(5, 3), (5, 3)]
