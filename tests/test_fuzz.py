@@ -42,6 +42,13 @@ def test_mutated_files_end_in_a_model_or_in_one_line(tmp_path: Path, seed: int) 
     assert "RA101" in said
 
 
+@pytest.mark.parametrize(("seed", "index"), [(71, 248), (71, 1142), (72, 1630), (72, 2834)])
+def test_files_that_once_ended_in_a_traceback_end_in_one_line(
+    tmp_path: Path, seed: int, index: int
+) -> None:
+    assert not outcome(tmp_path, *make(seed, index)).startswith("FAIL")
+
+
 @pytest.mark.parametrize("name", sorted(corpus.BUILDERS))
 def test_files_of_the_corpus_are_read(tmp_path: Path, name: str) -> None:
     assert outcome(tmp_path, name, (corpus.FOLDER / name).read_bytes()) == "model"

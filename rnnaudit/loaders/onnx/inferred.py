@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnnaudit.loaders.onnx.contents import integer, integers
+from rnnaudit.loaders.onnx.refusal import MALFORMED
 from rnnaudit.loaders.onnx.values import Knowledge
 
 Sizes = list[int | None]
@@ -55,6 +56,7 @@ class Inference:
         """Begin with nothing but what ``told`` says of a value."""
         self._known, self._told = known, told
         self._found: dict[ir.Value, Sizes | None] = {}
+        self._counted: dict[ir.Value, Sizes | None] = {}
 
     def shape(self, value: ir.Value | None, depth: int = 0) -> Sizes | None:
         """Return a value's axes; None where their number is not known."""
@@ -63,7 +65,10 @@ class Inference:
         if value not in self._found:
             self._found[value] = None  # a graph may bite its tail
             found = self._told(self._known, value)
-            self._found[value] = self._made(value, depth + 1) if found is None else found
+            try:
+                self._found[value] = self._made(value, depth + 1) if found is None else found
+            except MALFORMED:  # what breaks its operator's rules tells nothing
+                return None
         return self._found[value]
 
     def _made(self, value: ir.Value, depth: int) -> Sizes | None:
@@ -153,13 +158,20 @@ class Inference:
             sizes[axis] = len(range(length or 0)[slice(start, end, step)]) if told else None
         return sizes
 
-    def _numbers(self, value: ir.Value | None, depth: int) -> list[int | None] | None:
+    def _numbers(self, value: ir.Value | None, depth: int) -> Sizes | None:
         """Return the whole numbers that a value holds, where they follow from shapes."""
         if value is None or depth > DEEPEST:
             return None
+        if value not in self._counted:
+            self._counted[value] = None  # a graph may bite its tail
+            self._counted[value] = self._summed(value, depth)
+        return self._counted[value]
+
+    def _summed(self, value: ir.Value, depth: int) -> Sizes | None:
         stored, node = self._known.constant(value), value.producer()
         if stored is not None:
-            return [int(n) for n in stored.reshape(-1)] if stored.size <= _MOST else None
+            whole = stored.dtype.kind in "iu" and stored.size <= _MOST
+            return [int(n) for n in stored.reshape(-1)] if whole else None
         if node is None or node.domain not in {"", "ai.onnx"} or not node.inputs:
             return None
         if node.op_type == "Shape":
@@ -192,6 +204,8 @@ class Inference:
         if node.op_type == "Gather" and given[1] is not None:
             axis = integer(node, "axis", 0) % max(1, rank)
             return [*first[:axis], *given[1].shape, *first[axis + 1 :]]
+        if node.op_type not in {"Squeeze", "Unsqueeze"}:
+            return None
         axes = integers(node, "axes", given, 1)
         if node.op_type == "Squeeze" and axes is not None:
             gone = {axis % max(1, rank) for axis in axes}

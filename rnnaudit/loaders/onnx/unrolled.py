@@ -120,7 +120,7 @@ def _chains(graph: ir.Graph, known: Knowledge) -> list[Chain]:
 def _products(graph: ir.Graph, known: Knowledge) -> Iterator[tuple[ir.Node, ir.Value, int]]:
     """Yield products with a stored matrix: the node, the matrix, which input is the other."""
     for node in graph:
-        if node.op_type not in PRODUCTS or node.domain not in STANDARD:
+        if node.op_type not in PRODUCTS or node.domain not in STANDARD or len(node.inputs) < 2:
             continue
         for side in (1, 0):
             weight, other = node.inputs[side], node.inputs[1 - side]
