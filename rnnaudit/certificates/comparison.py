@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -65,17 +66,9 @@ class ComparisonCertificate:
         """Return the smallest proved depth; see ``Certificate.depth``. ``radius`` is not known."""
         if radius is not None or not bool(torch.isfinite(self.box).all()):
             return None
-        A = None if readout is None else readout.A.abs()
-        advance = stepper(self.M, self.mixing)
+        return _decay(self, readout, norm).depth(eps)
 
-        def output(e: Tensor) -> float:
-            return output_above(A, self._of_h(e), norm)
-
-        return settled_depth(
-            advance, self.box, self.weights, rate=self.rate, output=output, eps=eps
-        )
-
-    def _of_h(self, e: Tensor) -> Tensor:
+    def of_h(self, e: Tensor) -> Tensor:
         """Return the bounds [H] of the output's units."""
         return e[:1].expand(self.outputs) if self.norm == OF_NORMS else e[: self.outputs]
 
@@ -159,47 +152,81 @@ def mixing_weights(M: Tensor, mixing: Mixing) -> tuple[Tensor, float] | None:
     return best
 
 
-def settled_depth(
-    advance: Callable[[Tensor], Tensor],
-    first: Tensor,
-    weights: Tensor,
-    *,
-    rate: float,
-    output: Callable[[Tensor], float],
-    eps: float,
-) -> int | None:
-    """Return the smallest k such that output(e_j) ≤ ε for every j ≥ k, e_0 = first.
+class Decay:
+    """What a restart leaves of an error: output(e_k), e_0 = first, worked out once for every ε."""
 
-    Args:
-        advance: Bounds the next differences from these; monotone and homogeneous.
-        first: Bound [n] on the differences before any step.
-        weights: v > 0 with advance(v) ≤ rate · v, so that e ≤ t v stays so.
-        rate: Below 1.
-        output: Bounds the output's error from differences e; monotone and homogeneous.
-        eps: The error that is allowed.
-    """
-    if not eps > 0 or not bool(torch.isfinite(first).all()):
-        return None
-    tail = output(weights)
-    e, last_failure, k = first, -1, 0
-    while True:
-        if not output(e) <= eps:
-            last_failure = k
+    def __init__(
+        self,
+        advance: Callable[[Tensor], Tensor],
+        first: Tensor,
+        weights: Tensor,
+        *,
+        rate: float,
+        output: Callable[[Tensor], float],
+    ) -> None:
+        """Begin with the differences before any step.
+
+        Args:
+            advance: Bounds the next differences from these; monotone and homogeneous.
+            first: Bound [n] on the differences before any step.
+            weights: v > 0 with advance(v) ≤ rate · v, so that e ≤ t v stays so.
+            rate: Below 1.
+            output: Bounds the output's error from differences e; monotone and homogeneous.
+        """
+        self._advance, self._weights, self._rate, self._output = advance, weights, rate, output
+        self._e, self._tail = first, output(weights)
+        self._bounded = bool(torch.isfinite(first).all())
+        self._errors: list[float] = []
+        self._later: list[float] = []
+        self._size = math.inf
+
+    def depth(self, eps: float) -> int | None:
+        """Return the smallest k such that output(e_j) ≤ ε for every j ≥ k; None without one."""
+        if not eps > 0 or not self._bounded:
+            return None
+        last_failure = -1
+        for k in range(_STEPS + 1):
+            if k == len(self._errors):
+                self._step()
+            if not self._errors[k] <= eps:
+                last_failure = k
+            if self._later[k] <= eps:
+                return last_failure + 1
+        if not math.isfinite(self._size):
+            return None
+        later = range(DEEPEST - _STEPS)
+        place = bisect_left(
+            later,
+            True,
+            key=lambda more: self._size * power_above(self._rate, more) * (1 + 1e-14) <= eps,
+        )
+        return None if place == len(later) else _STEPS + place
+
+    def _step(self) -> None:
+        """Bound the output one step later, and at every step from there on."""
+        if self._errors:
+            self._e = self._advance(self._e)
+        self._errors.append(self._output(self._e))
         # e ≤ t v, and t only shrinks from here on.
-        t = float((e / weights).max()) * (1 + 4 * UNIT)
-        if up(t * tail, 4) <= eps:
-            return last_failure + 1
-        if k == _STEPS:
-            break
-        e, k = advance(e), k + 1
-    size = t * tail
-    if not math.isfinite(size):
-        return None
-    later = range(DEEPEST - k)
-    place = bisect_left(
-        later, True, key=lambda more: size * power_above(rate, more) * (1 + 1e-14) <= eps
+        t = float((self._e / self._weights).max()) * (1 + 4 * UNIT)
+        self._size = t * self._tail
+        self._later.append(up(self._size, 4))
+
+
+@lru_cache(maxsize=256)
+def _decay(certificate: ComparisonCertificate, readout: Readout | None, norm: Norm) -> Decay:
+    A = None if readout is None else readout.A.abs()
+
+    def output(e: Tensor) -> float:
+        return output_above(A, certificate.of_h(e), norm)
+
+    return Decay(
+        stepper(certificate.M, certificate.mixing),
+        certificate.box,
+        certificate.weights,
+        rate=certificate.rate,
+        output=output,
     )
-    return None if place == len(later) else k + place
 
 
 def output_above(A: Tensor | None, e: Tensor, norm: Norm) -> float:

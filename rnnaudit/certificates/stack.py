@@ -17,7 +17,7 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor
 
-from rnnaudit.certificates.comparison import output_above, settled_depth
+from rnnaudit.certificates.comparison import Decay, output_above
 from rnnaudit.certificates.interface import DEEPEST, CertificateSet, Domain, Gauge
 from rnnaudit.certificates.intervals import Interval, loosened, times_above
 from rnnaudit.certificates.split import cheapest, least, left
@@ -246,9 +246,8 @@ def _cascade(
         v = torch.linalg.solve_triangular(eye - G / mu, one, upper=False).squeeze(1)
         rate = up(float((times_above(G, v) / v).max()), 2)
         if bool((v > 0).all()) and rate < 1:
-            return settled_depth(
-                lambda e: times_above(G, e), radii, v, rate=rate, output=output, eps=eps
-            )
+            decay = Decay(lambda e: times_above(G, e), radii, v, rate=rate, output=output)
+            return decay.depth(eps)
     return None
 
 
