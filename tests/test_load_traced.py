@@ -981,3 +981,16 @@ def test_steps_that_differ_are_named(tmp_path):
     (skipped,) = read(tmp_path, unrolled(last="Relu")).skipped
     assert skipped.where == "V"
     assert skipped.reason == "unrolled to 6 steps: its steps differ in how 'h3' is made"
+
+
+def test_sizes_that_are_summed_from_one_another_are_told_once(tmp_path):
+    nodes = [op("Elu", "X", "E"), op("Shape", "E", "v0")]
+    nodes += [op("Add", f"v{i} v{i}", f"v{i + 1}") for i in range(60)]
+    nodes += [op("Reshape", "X v60", "R"), op("MatMul", "R W", "RW"), op("MatMul", "h U", "hu")]
+    nodes += [op("Add", "RW hu", "a"), op("Tanh", "a", "h2")]
+    weights = {"W": draw(3, 4), "U": draw(4, 4)}
+    edges = [info("X", ["N"]), info("h", ["N", 4])], [info("h2", None)]
+    begin = time.process_time()
+    with pytest.raises(UnsupportedModelError, match="no recurrence found"):
+        read(tmp_path, model(nodes, *edges, weights))
+    assert time.process_time() - begin < 10  # each told twice takes 2⁶⁰ times as long
