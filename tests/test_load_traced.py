@@ -329,6 +329,36 @@ def test_a_mask_that_depends_on_data_too_is_refused(tmp_path, extra, reason):
     assert reason in skipped.reason
 
 
+CLOCKS = {
+    "below a number": [op("Less", "t five", "mask")],
+    "from a number on": [op("GreaterOrEqual", "t five", "mask")],
+    "now and then": [op("Mod", "t five", "rest_"), op("Less", "rest_ one_", "mask")],
+    "up to a half": [op("Mul", "t five", "more_"), op("Less", "more_ lengths", "mask")],
+    "up to a length reckoned": [op("Sub", "lengths five", "less_"), op("Less", "t less_", "mask")],
+    "either": [
+        op("Less", "t lengths", "one__"),
+        op("Less", "t five", "two__"),
+        op("And", "one__ two__", "mask"),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", CLOCKS)
+@pytest.mark.parametrize("blended", [False, True])
+def test_a_mask_that_no_given_length_opens_is_refused(tmp_path, how, blended):
+    # What a state keeps from step 5 on it keeps for ever, whatever the length.
+    proto = ended_loop("shorter than", blended=blended)
+    body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
+    numbers = {"five": np.array([5]), "one_": np.array([1])}
+    body.initializer.extend(numpy_helper.from_array(v, n) for n, v in numbers.items())
+    at = next(i for i, node in enumerate(body.node) if node.output[0] == "mask")
+    del body.node[at]
+    for node in CLOCKS[how][::-1]:
+        body.node.insert(at, node)
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "not on a length that is given" in skipped.reason
+
+
 def test_a_step_that_depends_on_its_number_otherwise_is_refused(tmp_path):
     proto = ended_loop("shorter than")
     body = next(a.g for a in proto.graph.node[0].attribute if a.name == "body")

@@ -17,6 +17,11 @@ from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.values import Knowledge
 
 _ORDERS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
+_LOGIC = frozenset({"And", "Or", "Not"})
+_MOVED = frozenset(
+    {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Tile", "Transpose"}
+)
+_REDUCED = frozenset({"Shape", "Gather", "Slice", "ReduceMax", "ReduceMin", "ReduceSum"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +112,69 @@ def counted(mask: ir.Value, step: Step, known: Knowledge) -> bool:
                 "whether it keeps its state depends on the number of the step and on "
                 f"{value.name!r}, which it reads"
             )
+    if not _ends_sequences(mask, step, known):
+        raise Refused(
+            "whether it keeps its state depends on the number of the step, and not on a "
+            "length that is given"
+        )
     return True
+
+
+def _ends_sequences(mask: ir.Value, step: Step, known: Knowledge) -> bool:
+    """Whether some given length lets every step through: no clock, no step that is fixed."""
+    if known.constant(mask) is not None:
+        return True
+    node = resolved(mask).producer()
+    if node is None:
+        return False
+    if node.op_type in _ORDERS:
+        return _compared(node, step, known)
+    given = node.inputs if node.op_type in _LOGIC else node.inputs[:1]
+    return node.op_type in _LOGIC | _MOVED and all(
+        value is not None and _ends_sequences(value, step, known) for value in given
+    )
+
+
+def _compared(node: ir.Node, step: Step, known: Knowledge) -> bool:
+    sides = [value for value in node.inputs if value is not None]
+    numbers = [i for i, value in enumerate(sides) if _moved_from(value, step.numbers)]
+    if len(sides) != 2 or len(numbers) != 1:
+        return False
+    other = sides[1 - numbers[0]]
+    bound = known.constant(other)
+    if bound is None:
+        return _is_given(other, step, known)
+    # No number of a step is below 0: such a comparison is true of all.
+    return node.op_type == ("GreaterOrEqual", "LessOrEqual")[numbers[0]] and bool(
+        (bound <= 0).all()
+    )
+
+
+def _moved_from(value: ir.Value, origins: Collection[ir.Value]) -> bool:
+    for _ in range(64):
+        value = resolved(value)
+        node = value.producer()
+        if value in origins or node is None or node.op_type not in _MOVED or not node.inputs:
+            break
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return value in origins
+
+
+def _is_given(value: ir.Value, step: Step, known: Knowledge) -> bool:
+    """Whether a length comes from outside, moved or reduced, but never reckoned with."""
+    for _ in range(64):
+        value = resolved(value)
+        node = value.producer()
+        if value in step.numbers or known.constant(value) is not None:
+            return False
+        if node is None:
+            return True
+        if node.op_type not in _MOVED | _REDUCED or not node.inputs or node.inputs[0] is None:
+            return False
+        value = node.inputs[0]
+    return False
 
 
 def through(value: ir.Value, known: Knowledge) -> ir.Value:
