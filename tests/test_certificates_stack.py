@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rnnaudit.cells import advance, drive, output, readout, run_stack
 from rnnaudit.certificates import Domain, certify_stack
+from rnnaudit.certificates.comparison import Decay
 from rnnaudit.certificates.interface import DEEPEST
 from rnnaudit.certificates.split import cheapest
 from rnnaudit.model import RELU, ElmanCell, Layer, Readout, Stack
@@ -95,6 +96,28 @@ def test_two_equal_layers_decay_like_k_times_a_power():
     k = certify_stack(chain(rate, rate), Domain()).depth(eps)
     exact = next(k for k in range(1000) if sum((j + 1) * rate**j for j in range(k, 2000)) <= eps)
     assert exact <= k <= exact + 2
+
+
+@given(rate=st.floats(0.05, 0.999), asked=st.lists(st.floats(1e-6, 2), min_size=1, max_size=6))
+def test_no_error_asked_for_before_changes_a_depth_and_no_step_is_taken_twice(rate, asked):
+    taken = []
+
+    def advance(e):
+        taken.append(e)
+        return rate * e
+
+    def decay():
+        one = torch.ones(1, dtype=torch.float64)
+        return Decay(advance, one, one, rate=rate, output=lambda e: float(e[0]))
+
+    kept = decay()
+    found = [kept.depth(eps) for eps in asked]
+    steps = len(taken)
+    assert found == [decay().depth(eps) for eps in asked]
+    for eps, k in zip(asked, found, strict=True):
+        exact = math.log(eps) / math.log(rate)
+        assert max(0, exact) - 1e-6 <= k <= max(0, exact) + 1 + 1e-6
+    assert steps <= min(max(found) + 1, 3000)
 
 
 def test_a_layer_without_a_proof_leaves_the_stack_without_one():
