@@ -340,11 +340,36 @@ CLOCKS = {
         op("Less", "t five", "two__"),
         op("And", "one__ two__", "mask"),
     ],
+    "at no step": [op("Less", "t five", "one__"), op("Not", "one__", "mask")],
+    "at every step": [op("GreaterOrEqual", "t first", "mask")],
+    "at every step, or below a length": [
+        op("GreaterOrEqual", "t first", "one__"),
+        op("Less", "t lengths", "two__"),
+        op("Or", "one__ two__", "mask"),
+    ],
+    "below a length and not below it": [
+        op("Less", "t lengths", "one__"),
+        op("LessOrEqual", "lengths t", "two__"),
+        op("And", "one__ two__", "mask"),
+    ],
+    "in a type that wraps": [
+        op("Cast", "t", "short_", to=TensorProto.INT8),
+        op("Cast", "short_", "long_", to=INT64),
+        op("Less", "long_ lengths", "mask"),
+    ],
+    "by another's operator": [op("Less", "t lengths", "mask", domain="com.example")],
 }
 
 
-@pytest.mark.parametrize("how", CLOCKS)
-@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize(
+    ("how", "blended"),
+    [
+        (how, blended)
+        for how in CLOCKS
+        for blended in (False, True)
+        if not (blended and how == "below a length and not below it")  # two are never multiplied by
+    ],
+)
 def test_a_mask_that_no_given_length_opens_is_refused(tmp_path, how, blended):
     # What a state keeps from step 5 on it keeps for ever, whatever the length.
     proto = ended_loop("shorter than", blended=blended)
@@ -357,6 +382,27 @@ def test_a_mask_that_no_given_length_opens_is_refused(tmp_path, how, blended):
         body.node.insert(at, node)
     (skipped,) = read(tmp_path, proto).skipped
     assert "not on a length that is given" in skipped.reason
+
+
+@pytest.mark.parametrize(("start", "by", "read_"), [(0, 1, True), (-2, 1, False), (9, -1, False)])
+def test_a_counter_passes_a_bound_where_it_starts_there_and_never_falls(tmp_path, start, by, read_):
+    # From 9 down, steps from the eleventh on are below 0, and keep the state for ever.
+    proto = ended_loop("before and after")
+    (node,) = proto.graph.node
+    body = next(a.g for a in node.attribute if a.name == "body")
+    body.input.append(info("n", [], INT64))
+    body.output.insert(3, info("n_next", [], INT64))
+    body.node.append(op("Add", "n by", "n_next"))
+    body.initializer.append(numpy_helper.from_array(np.array(by), "by"))
+    next(n for n in body.node if n.output[0] == "after").input[0] = "n"
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(start), "n0"))
+    node.input.append("n0")
+    node.output.insert(2, "n_last")
+    found = read(tmp_path, proto)
+    if read_:
+        assert only(found).cell.kind == "lstm"
+    else:
+        assert "not on a length that is given" in found.skipped[0].reason
 
 
 def test_a_step_that_depends_on_its_number_otherwise_is_refused(tmp_path):

@@ -245,7 +245,7 @@ class _Walk:
         for inner in loop.body:
             self.known.visit(inner)
         self.counters = self._counters()
-        self.step = Step(loop.body, {}, (), ())
+        self.step = Step(loop.body, {}, (), {})
         self.masked: list[ir.Value] = []
         self._slopes: dict[ir.Value, int | None] = {}
 
@@ -315,14 +315,27 @@ class _Walk:
 
         Returns the states that are left: what only such a mask passed on is none.
         """
-        numbers = {s.entry for s in sources if self._numbers(s.whole)} | self.counters
-        entries = {s.entry for s in sources} - numbers
+        numbers = {s.entry: self._smallest(s.whole) for s in sources if self._numbers(s.whole)}
+        numbers |= {counter: self._least(counter) for counter in self.counters}
+        entries = {s.entry for s in sources} - numbers.keys()
         self.step = Step(self.loop.body, {s.before: s.after for s in states}, entries, numbers)
         self.masked = open_masks(self.step, self.known) or self._blended(states, sources)
         if not self.masked:
             return states
         read = self.step.behind([through(s.after, self.known) for s in states], self.known).given
         return [s for s in states if s.before in read]
+
+    def _least(self, counter: ir.Value) -> int | None:
+        """Return where a counter starts that never falls: the step's own number at 0."""
+        start = next((v.start for v in self.loop.variables if v.before is counter), None)
+        if start is None:
+            return 0
+        pace = self._pace(counter)
+        return self._smallest(start) if pace is not None and pace >= 0 else None
+
+    def _smallest(self, value: ir.Value) -> int | None:
+        stored = self.known.constant(value)
+        return int(stored.min()) if stored is not None and stored.size else None
 
     def _blended(self, states: list[Variable], sources: list[Source]) -> list[ir.Value]:
         """Do so where a mask is multiplied by: if it is one way, the whole state is kept."""

@@ -12,29 +12,40 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from rnnaudit.loaders.onnx.bodies import Region, region, resolved
+from rnnaudit.loaders.onnx.bodies import STANDARD, Region, region, resolved
+from rnnaudit.loaders.onnx.contents import integer
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.values import Knowledge
 
 _ORDERS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
-_LOGIC = frozenset({"And", "Or", "Not"})
 _MOVED = frozenset(
     {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Tile", "Transpose"}
 )
 _REDUCED = frozenset({"Shape", "Gather", "Slice", "ReduceMax", "ReduceMin", "ReduceSum"})
+_WIDE = frozenset(
+    kind.value
+    for kind in (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+)
+"""Types in which the numbers of steps keep their order."""
+
+_NO_LENGTH = (
+    "whether it keeps its state depends on the number of the step, and not on a length that is "
+    "given"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """What a loop's body is given: states and what replaces them, entries, and the step's number.
 
-    ``numbers`` are all values that hold the number of the step, entries of a range among them.
+    ``numbers`` are all values that hold the number of the step, entries of a range among them,
+    each with the least that it is at any step, None where that is not known.
     """
 
     body: ir.Graph
     states: Mapping[ir.Value, ir.Value]
     entries: Collection[ir.Value]
-    numbers: Collection[ir.Value]
+    numbers: Mapping[ir.Value, int | None]
 
     def behind(self, values: Sequence[ir.Value], known: Knowledge) -> Region:
         """Return what values are made of."""
@@ -112,69 +123,75 @@ def counted(mask: ir.Value, step: Step, known: Knowledge) -> bool:
                 "whether it keeps its state depends on the number of the step and on "
                 f"{value.name!r}, which it reads"
             )
-    if not _ends_sequences(mask, step, known):
-        raise Refused(
-            "whether it keeps its state depends on the number of the step, and not on a "
-            "length that is given"
-        )
+    if not _lengths(mask, step, known):
+        raise Refused(_NO_LENGTH)
     return True
 
 
-def _ends_sequences(mask: ir.Value, step: Step, known: Knowledge) -> bool:
-    """Whether some given length lets every step through: no clock, no step that is fixed."""
-    if known.constant(mask) is not None:
-        return True
+def _lengths(
+    mask: ir.Value, step: Step, known: Knowledge, *, negated: bool = False
+) -> dict[ir.Value, bool]:
+    """Say of each length that is given whether the step's number is below it where a mask holds.
+
+    Each may be chosen, so that the mask can hold at every step, and can hold at none.
+
+    Raises:
+        Refused: None can be: the mask is a clock, or ends at a step that is fixed.
+    """
     node = resolved(mask).producer()
-    if node is None:
-        return False
-    if node.op_type in _ORDERS:
-        return _compared(node, step, known)
-    given = node.inputs if node.op_type in _LOGIC else node.inputs[:1]
-    return node.op_type in _LOGIC | _MOVED and all(
-        value is not None and _ends_sequences(value, step, known) for value in given
-    )
+    op = "" if node is None or node.domain not in STANDARD else node.op_type
+    given = [] if node is None else [value for value in node.inputs if value is not None]
+    if op in _ORDERS and len(given) == 2:
+        return _compared(op, (given[0], given[1]), step, known, negated=negated)
+    if op == "Not" or op in _MOVED:
+        return _lengths(given[0], step, known, negated=negated != (op == "Not"))
+    if op not in {"And", "Or"}:
+        raise Refused(_NO_LENGTH)
+    found: dict[ir.Value, bool] = {}
+    for value in given:
+        part = _lengths(value, step, known, negated=negated)
+        if any(found.get(length, below) != below for length, below in part.items()):
+            raise Refused(_NO_LENGTH)
+        if op == "Or" and not part:  # what holds at every step leaves the others nothing to say
+            raise Refused(_NO_LENGTH)
+        found |= part
+    return found
 
 
-def _compared(node: ir.Node, step: Step, known: Knowledge) -> bool:
-    sides = [value for value in node.inputs if value is not None]
-    numbers = [i for i, value in enumerate(sides) if _moved_from(value, step.numbers)]
-    if len(sides) != 2 or len(numbers) != 1:
-        return False
-    other = sides[1 - numbers[0]]
-    bound = known.constant(other)
+def _compared(
+    op: str, sides: tuple[ir.Value, ir.Value], step: Step, known: Knowledge, *, negated: bool
+) -> dict[ir.Value, bool]:
+    """Do so of a comparison; one that holds at every step says nothing of a length."""
+    numbers = [_origin(side, _MOVED) for side in sides]
+    counting = [i for i, number in enumerate(numbers) if number in step.numbers]
+    if len(counting) != 1:
+        raise Refused(_NO_LENGTH)
+    (at,) = counting
+    below = op.startswith("Less") == (at == 0)
+    bound, least = known.constant(sides[1 - at]), step.numbers[numbers[at]]
     if bound is None:
-        return _is_given(other, step, known)
-    # No number of a step is below 0: such a comparison is true of all.
-    return node.op_type == ("GreaterOrEqual", "LessOrEqual")[numbers[0]] and bool(
-        (bound <= 0).all()
-    )
+        length = _origin(sides[1 - at], _MOVED | _REDUCED)
+        if length.producer() is None and known.constant(length) is None:
+            return {length: below != negated}
+        raise Refused(_NO_LENGTH)
+    never_below = op.endswith("OrEqual") and not below and least is not None
+    if never_below and not negated and bool((bound <= least).all()):
+        return {}
+    raise Refused(_NO_LENGTH)
 
 
-def _moved_from(value: ir.Value, origins: Collection[ir.Value]) -> bool:
+def _origin(value: ir.Value, operators: Collection[str]) -> ir.Value:
+    """Follow a value back through the first inputs of operators, while whole numbers stay so."""
     for _ in range(64):
         value = resolved(value)
         node = value.producer()
-        if value in origins or node is None or node.op_type not in _MOVED or not node.inputs:
+        if node is None or node.op_type not in operators or node.domain not in STANDARD:
             break
-        if node.inputs[0] is None:
+        narrow = node.op_type == "Cast" and integer(node, "to", 0) not in _WIDE
+        if narrow or not node.inputs or node.inputs[0] is None:
             break
         value = node.inputs[0]
-    return value in origins
-
-
-def _is_given(value: ir.Value, step: Step, known: Knowledge) -> bool:
-    """Whether a length comes from outside, moved or reduced, but never reckoned with."""
-    for _ in range(64):
-        value = resolved(value)
-        node = value.producer()
-        if value in step.numbers or known.constant(value) is not None:
-            return False
-        if node is None:
-            return True
-        if node.op_type not in _MOVED | _REDUCED or not node.inputs or node.inputs[0] is None:
-            return False
-        value = node.inputs[0]
-    return False
+    return value
 
 
 def through(value: ir.Value, known: Knowledge) -> ir.Value:
