@@ -18,6 +18,7 @@ EXAMPLES = """Examples:
 
 
 def certify(  # noqa: PLR0917 (each parameter is an option)
+    context: typer.Context,
     model: options.Model,
     output_file: options.ProofOutput = None,
     eps: options.Eps = 1e-3,
@@ -57,14 +58,7 @@ def certify(  # noqa: PLR0917 (each parameter is an option)
                 time_budget=time_budget,
                 progress=progress,
             )
-        report = output.asked(
-            report,
-            data=data,
-            time_axis=time_axis,
-            batch_axis=batch_axis,
-            input_range=input_range,
-            layer=layer,
-        )
+        report = output.asked(report, context, "data", "layer", "input_range")
         output.emit_proof(report, form, written=True, quiet=quiet)
     if report.proof_file is None:
         raise typer.Exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from rnnaudit.cli import audits, choices, inputs, options, output
 
 EXAMPLES = """Examples:
@@ -16,6 +18,7 @@ EXAMPLES = """Examples:
 
 
 def inspect(  # noqa: PLR0917 (each parameter is an option)
+    context: typer.Context,
     model: options.MaybeModel = None,
     eps: options.Eps = 1e-3,
     norm: options.Norm = choices.Norm.MAX,
@@ -70,13 +73,5 @@ def inspect(  # noqa: PLR0917 (each parameter is an option)
                 verbose=verbose,
                 progress=progress,
             )
-        report = output.asked(
-            report,
-            step_seconds=step_seconds,
-            factory=factory,
-            trust_pickle=trust_pickle,
-            weights=weights if factory is None else model,
-            time_axis=time_axis,
-            batch_axis=batch_axis,
-        )
+        report = output.asked(report, context)
         output.emit(report, form, file=output_file, quiet=quiet, verbose=verbose)

@@ -107,14 +107,20 @@ def check_writable(path: str | None, *inputs: str | None) -> None:
             )
 
 
-def asked(report: Report, **settings: float | str | bool | None) -> Report:
+_ASKED = ("step_seconds", "factory", "trust_pickle", "weights", "time_axis", "batch_axis")
+
+
+def asked(report: Report, context: typer.Context, *more: str) -> Report:
     """Record settings that only the command line knows, where they were given.
 
     They are how long a step lasts, so that depths are also shown as time, and how the model
-    and the data are read, so that the next command reads the same.
+    and the data are read, so that the next command reads the same; ``more`` names others.
     """
-    given = {name: s for name, s in settings.items() if s is not None and s is not False}
-    return replace(report, settings={**report.settings, **given})
+    given = {name: context.params.get(name) for name in (*_ASKED, *more)}
+    if given["factory"] is not None:
+        given["weights"] = context.params.get("model")
+    kept = {name: s for name, s in given.items() if s is not None and s is not False}
+    return replace(report, settings={**report.settings, **kept})
 
 
 def emit(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
 from rnnaudit.cli import audits, choices, inputs, options, output
 
 EXAMPLES = """Examples:
@@ -14,6 +16,7 @@ EXAMPLES = """Examples:
 
 
 def report(  # noqa: PLR0917 (each parameter is an option)
+    context: typer.Context,
     model: options.MaybeModel = None,
     output_file: options.PageFile = None,
     eps: options.Eps = 1e-3,
@@ -64,15 +67,7 @@ def report(  # noqa: PLR0917 (each parameter is an option)
                 verbose=False,
                 progress=progress,
             )
-        found = output.asked(
-            found,
-            step_seconds=step_seconds,
-            factory=factory,
-            trust_pickle=trust_pickle,
-            weights=weights if factory is None else model,
-            time_axis=time_axis,
-            batch_axis=batch_axis,
-        )
+        found = output.asked(found, context)
         output.emit(found, form, file=written, quiet=quiet, verbose=False)
         if not quiet:
             output.emit(found, choices.Format.TEXT, quiet=True, verbose=False)

@@ -19,6 +19,7 @@ EXAMPLES = """Examples:
 
 
 def truncate(  # noqa: PLR0917 (each parameter is an option)
+    context: typer.Context,
     model: options.MaybeModel = None,
     eps: options.Eps = 1e-3,
     output_file: options.ModelFile = None,
@@ -84,15 +85,7 @@ def truncate(  # noqa: PLR0917 (each parameter is an option)
                 time_budget=time_budget,
                 progress=progress,
             )
-        report = output.asked(
-            report,
-            step_seconds=step_seconds,
-            factory=factory,
-            trust_pickle=trust_pickle,
-            weights=weights if factory is None else model,
-            time_axis=time_axis,
-            batch_axis=batch_axis,
-        )
+        report = output.asked(report, context)
         output.emit(report, form, quiet=quiet, verbose=verbose)
     if report.equivalence is not None and not report.equivalence.passed:
         raise typer.Exit(1)
