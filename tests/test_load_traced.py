@@ -1070,3 +1070,12 @@ def test_sizes_that_are_summed_from_one_another_are_told_once(tmp_path):
     with pytest.raises(UnsupportedModelError, match="no recurrence found"):
         read(tmp_path, model(nodes, *edges, weights))
     assert time.process_time() - begin < 10  # each told twice takes 2⁶⁰ times as long
+
+
+def test_a_step_is_read_behind_an_operator_whose_shapes_are_not_followed(tmp_path):
+    nodes = [op("Conv", "X K", "E"), op("Flatten", "E", "F"), op("MatMul", "F W", "FW")]
+    nodes += [op("MatMul", "h U", "hu"), op("Add", "FW hu", "a"), op("Tanh", "a", "h2")]
+    weights = {"K": draw(3, 3, 1, seed=1), "W": draw(3, 4), "U": draw(4, 4)}
+    edges = [info("X", ["N", 3, 1]), info("h", ["N", 4])], [info("h2", ["N", 4])]
+    recurrence = only(read(tmp_path, model(nodes, *edges, weights)))
+    assert (recurrence.cell.input_size, recurrence.cell.state_size) == (3, 4)

@@ -11,29 +11,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnnaudit.loaders.onnx.axes import Atom, Layout, axis, length
 from rnnaudit.loaders.onnx.contents import integer, integers
+from rnnaudit.loaders.onnx.layouts import LAYOUTS
 from rnnaudit.loaders.onnx.refusal import MALFORMED
 from rnnaudit.loaders.onnx.values import Knowledge
 
 Sizes = list[int | None]
 
-DEEPEST = 100
+_DEEPEST = 100
 """Operators, one behind another, that a shape is followed through."""
 
 _SAME = frozenset(
-    {"Identity", "Cast", "Dropout", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Elu"}
-) | {
-    "HardSigmoid",
-    "Softsign",
-    "Softplus",
-    "Softmax",
-    "Clip",
-    "Neg",
-    "Abs",
-    "Exp",
-    "Erf",
-    "Sqrt",
-}
+    {"Identity", "Cast", "Dropout", "Tanh", "Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", "Elu"}
+    | {"Softsign", "Softplus", "Softmax", "Clip", "Neg", "Abs", "Exp", "Erf", "Sqrt"}
+)
 _SUMS: dict[str, Callable[[int, int], int | None]] = {
     "Add": operator.add,
     "Sub": operator.sub,
@@ -60,7 +52,7 @@ class Inference:
 
     def shape(self, value: ir.Value | None, depth: int = 0) -> Sizes | None:
         """Return a value's axes; None where their number is not known."""
-        if value is None or depth > DEEPEST:
+        if value is None or depth > _DEEPEST:
             return None
         if value not in self._found:
             self._found[value] = None  # a graph may bite its tail
@@ -119,24 +111,24 @@ class Inference:
         return [rows, second[1 - integer(node, "transB", 0)]]
 
     def _along(self, node: ir.Node, value: ir.Value, first: Sizes, depth: int) -> Sizes | None:
-        axis = integer(node, "axis", 0)
-        if not -len(first) <= axis < len(first):
+        along = integer(node, "axis", 0)
+        if not -len(first) <= along < len(first):
             return None
         sizes = list(first)
         if node.op_type == "Concat":
             parts = [self.shape(v, depth) for v in node.inputs]
-            lengths = [p[axis] if p is not None and len(p) == len(first) else None for p in parts]
+            lengths = [p[along] if p is not None and len(p) == len(first) else None for p in parts]
             whole = [n for n in lengths if n is not None]
-            sizes[axis] = sum(whole) if len(whole) == len(lengths) else None
+            sizes[along] = sum(whole) if len(whole) == len(lengths) else None
             return sizes
         given = integers(node, "split", [self._known.constant(v) for v in node.inputs], 1)
-        length, count = sizes[axis], len(node.outputs)
+        size, count = sizes[along], len(node.outputs)
         if given is not None:
-            sizes[axis] = given[[*node.outputs].index(value)] if len(given) == count else None
-        elif length is not None and length % count == 0:
-            sizes[axis] = length // count
+            sizes[along] = given[[*node.outputs].index(value)] if len(given) == count else None
+        elif size is not None and size % count == 0:
+            sizes[along] = size // count
         else:
-            sizes[axis] = None
+            sizes[along] = None
         return sizes
 
     def _sliced(self, node: ir.Node, first: Sizes, depth: int) -> Sizes | None:
@@ -150,17 +142,17 @@ class Inference:
         if not len(starts) == len(ends) == len(axes) == len(steps):
             return None
         sizes = list(first)
-        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-            length = sizes[axis] if axis is not None and -len(sizes) <= axis < len(sizes) else None
-            if axis is None:
+        for along, start, end, step in zip(axes, starts, ends, steps, strict=True):
+            if along is None:
                 return None
-            told = length is not None and None not in {start, end, step} and step
-            sizes[axis] = len(range(length or 0)[slice(start, end, step)]) if told else None
+            size = sizes[along]
+            told = size is not None and None not in {start, end, step}
+            sizes[along] = len(range(size or 0)[slice(start, end, step)]) if told else None
         return sizes
 
     def _numbers(self, value: ir.Value | None, depth: int) -> Sizes | None:
         """Return the whole numbers that a value holds, where they follow from shapes."""
-        if value is None or depth > DEEPEST:
+        if value is None or depth > _DEEPEST:
             return None
         if value not in self._counted:
             self._counted[value] = None  # a graph may bite its tail
@@ -196,24 +188,19 @@ class Inference:
 
     def _moved(self, node: ir.Node, first: Sizes) -> Sizes | None:
         given = [self._known.constant(v) for v in node.inputs]
-        rank = len(first)
-        if node.op_type == "Transpose":
-            perm = node.attributes.get("perm")
-            order = [*range(rank)][::-1] if perm is None else [int(i) for i in perm.as_ints()]
-            return [first[i] for i in order] if sorted(order) == [*range(rank)] else None
+        if node.op_type in {"Transpose", "Unsqueeze", "Flatten"} and node.inputs[0] is not None:
+            axes = tuple(axis(Atom(str(i), n)) for i, n in enumerate(first))
+            moved = LAYOUTS[node.op_type](self._known, node, Layout(node.inputs[0], axes))
+            sizes = [length(one) for one in moved or ()]
+            return None if moved is None else [n if isinstance(n, int) else None for n in sizes]
         if node.op_type == "Gather" and given[1] is not None:
-            axis = integer(node, "axis", 0) % max(1, rank)
-            return [*first[:axis], *given[1].shape, *first[axis + 1 :]]
-        if node.op_type not in {"Squeeze", "Unsqueeze"}:
-            return None
-        axes = integers(node, "axes", given, 1)
-        if node.op_type == "Squeeze" and axes is not None:
-            gone = {axis % max(1, rank) for axis in axes}
-            return [n for i, n in enumerate(first) if i not in gone]
-        if node.op_type == "Unsqueeze" and axes is not None:
-            new = {axis % (rank + len(axes)) for axis in axes}
-            rest = iter(first)
-            return [1 if i in new else next(rest, None) for i in range(rank + len(axes))]
+            along = integer(node, "axis", 0) % max(1, len(first))
+            return [*first[:along], *given[1].shape, *first[along + 1 :]]
+        if node.op_type == "Squeeze":
+            gone = integers(node, "axes", given, 1)
+            if gone is not None:
+                dropped = {along % max(1, len(first)) for along in gone}
+                return [n for i, n in enumerate(first) if i not in dropped]
         return None
 
 

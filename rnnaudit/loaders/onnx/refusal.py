@@ -14,6 +14,6 @@ MALFORMED = (
     ArithmeticError,
     AttributeError,
     StopIteration,
-    RecursionError,
+    RuntimeError,  # of PyTorch, where shapes do not go together; RecursionError is one
 )
 """What reading operators that no checker would pass leads to."""

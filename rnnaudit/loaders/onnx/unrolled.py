@@ -38,7 +38,7 @@ from rnnaudit.loaders.onnx.steps import Pair, placed
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import Reading, Recurrence, TracedCell
-from rnnaudit.results import Skipped
+from rnnaudit.results import UNROLLED, Skipped
 
 SHORTEST = 4
 """Products with one matrix below which nothing is called a recurrence."""
@@ -79,10 +79,9 @@ def read_unrolled(graph: ir.Graph, wiring: Wiring, opset: int) -> tuple[list[Rea
                 tried.add(anchor)
                 found.append(_read(chain, anchor, marked, wiring, graph, opset=opset))
         except Refused as error:
-            refused.append((chain, f"unrolled to {len(chain.products)} steps: {error}"))
+            refused.append((chain, str(error)))
         except MALFORMED as error:
-            reason = f"an operator's rules are broken ({brief(error)})"
-            refused.append((chain, f"unrolled to {len(chain.products)} steps: {reason}"))
+            refused.append((chain, f"an operator's rules are broken ({brief(error)})"))
     found.sort(key=_Found.rank)
     claimed: set[ir.Node] = set()
     reads = []
@@ -90,7 +89,11 @@ def read_unrolled(graph: ir.Graph, wiring: Wiring, opset: int) -> tuple[list[Rea
         if not claimed & one.products:
             claimed |= one.products
             reads.append(one.read)
-    skipped = [Skipped(c.name, reason) for c, reason in refused if not claimed & {*c.products}]
+    skipped = [
+        Skipped(chain.name, f"{UNROLLED}{len(chain.products)} steps: {reason}")
+        for chain, reason in refused
+        if not claimed & {*chain.products}
+    ]
     return reads, skipped
 
 
@@ -184,7 +187,7 @@ def _read(
     note = finding(
         "RA126",
         name,
-        f"unrolled to {len(chain.products)} steps that share their weights, over {whole}: the "
+        f"{UNROLLED}{len(chain.products)} steps that share their weights, over {whole}: the "
         "export froze the time axis, and the file is feed-forward already",
     )
     recurrence = Recurrence(name, 0, cell, state, found.entries[0].reverse)
