@@ -9,6 +9,7 @@ VENV ?= .venv
 PIP_OPTIONS ?=
 RUNS ?= 20000
 SEED ?= 0
+WORKERS ?= auto
 PYTEST_OPTIONS ?=
 
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ help:
 	@echo "make docs        build the site into site/, every link checked"
 	@echo "make benchmarks  run every benchmark"
 	@echo "make clean       remove the virtual environment and caches"
-	@echo "variables: PYTHON, VENV, PIP_OPTIONS, PYTEST_OPTIONS"
+	@echo "variables: PYTHON, VENV, PIP_OPTIONS, WORKERS (of the tests), PYTEST_OPTIONS"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"rnnaudit needs Python 3.11 or newer, {sys.executable} is {v[0]}.{v[1]}; set PYTHON=python3.11")'
@@ -49,10 +50,10 @@ demo: $(VENV)/.demo
 	$(BIN)/rnnaudit truncate sample_models/bach_rnn.pt --eps 1e-3 --data sample_models/chorales_test.npz -o demo/bach_rnn.onnx
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --cov --cov-report=term $(PYTEST_OPTIONS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not zoo' --cov --cov-report=term $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m 'not zoo' --cov --cov-report=term $(PYTEST_OPTIONS)
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --runs $(RUNS) --seed $(SEED)

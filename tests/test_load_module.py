@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -185,8 +186,9 @@ def test_a_class_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         api.load(path, trust_pickle=True)
 
 
+@pytest.mark.parametrize("started", [None, "rnnaudit.__main__"], ids=["script", "python -m"])
 def test_a_class_of_a_script_is_asked_for_where_the_script_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str | None
 ) -> None:
     class Net(nn.Module):
         """Defined in the program that was run."""
@@ -195,6 +197,9 @@ def test_a_class_of_a_script_is_asked_for_where_the_script_is(
     monkeypatch.setattr(sys.modules["__main__"], "Net", Net, raising=False)
     path = pickled(tmp_path / "net.pt", Net())
     monkeypatch.delattr(sys.modules["__main__"], "Net")
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__spec__", started and ModuleSpec(started, loader=None)
+    )
     with pytest.raises(LoadError, match=r"not here: __main__\.Net; save model\.state_dict\(\)"):
         api.load(path, trust_pickle=True)
 

@@ -16,8 +16,10 @@ from rnnaudit.loaders.nested import modules, named_tensors
 from rnnaudit.loaders.state_dict import LOADER
 from rnnaudit.model import Model
 
-_IN_SCRIPT = re.compile(r"Can't get attribute '(?P<name>.+?)' on <module '__main__'")
-"""What unpickling says of a class of the script that was run, which no other program has."""
+_IN_SCRIPT = re.compile(r"Can't get attribute '(?P<name>.+?)' on <module '(?:[\w.]+\.)?__main__'")
+"""What unpickling says of a class of the script that was run, which no other program has.
+
+`python -m package` calls its own script `package.__main__`."""
 
 
 def load(path: Path, sha256: str) -> Model:
