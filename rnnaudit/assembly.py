@@ -282,7 +282,8 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
         drifting = drift(each.recurrence, found.seen.recurrences[label][-1], label)
         remarks += [drifting] if drifting is not None and not each.study.whole else []
         if each.obstacles is not None:
-            remarks += in_the_way(each.obstacles, label, below=each.recurrence.layer > 0)
+            below = each.recurrence.layer > 0
+            remarks += in_the_way(each.obstacles, label, below=below, steps=each.steps)
         remarks += _cut(each.refutation, each.obstacles, label)
         remarks += _cut_norms(found, each)
     for stack in found.stacks:
@@ -360,14 +361,11 @@ def _against(
 
 
 def _refuted_by(found: Examination, plan: Plan) -> Iterator[tuple[int, int]]:
-    """Yield what the searches say a stack needs, and how deep the plan cuts it, where that is less.
-
-    Where the graph fixes a stack's steps, no input of the graph is a longer one.
-    """
-    for each, whole in zip(found.stacks, found.seen.whole, strict=True):
+    """Yield what the searches say a stack needs, and how deep the plan cuts it, if not as deep."""
+    for each in found.stacks:
         depths = [plan.depths[n.label] for n in each.stack.recurrences() if n.label in plan.depths]
         refuted = each.refutation and each.refutation.refuted_below(found.settings.eps)
-        if depths and refuted and refuted > max(depths) and not whole:
+        if depths and refuted and refuted > max(depths):
             yield refuted, max(depths)
 
 

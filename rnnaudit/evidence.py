@@ -218,10 +218,14 @@ def drift(recurrence: Recurrence, x: Tensor, where: str) -> Finding | None:
     )
 
 
-def in_the_way(obstacles: Obstacles, where: str, *, below: bool = False) -> list[Finding]:
+def in_the_way(
+    obstacles: Obstacles, where: str, *, below: bool = False, steps: int | None = None
+) -> list[Finding]:
     """Say with numbers why no proof can exist: expansion, bistability, divergence.
 
-    Where a layer stands ``below``, what is held is an output of it, which no input may hold.
+    Where a layer stands ``below``, what is held is an output of it, which no input may hold. What
+    is kept for ever, or grows for ever, is nothing to a graph whose sequences have so many
+    ``steps``, whatever they are.
     """
     found = []
     held = "one held output of the layer below" if below else "one held input"
@@ -239,7 +243,7 @@ def in_the_way(obstacles: Obstacles, where: str, *, below: bool = False) -> list
         )
     if reasons:
         found.append(finding("RA239", where, "; ".join(reasons)))
-    if (pair := obstacles.bistability) is not None:
+    if steps is None and (pair := obstacles.bistability) is not None:
         found.append(
             finding(
                 "RA240",
@@ -249,7 +253,7 @@ def in_the_way(obstacles: Obstacles, where: str, *, below: bool = False) -> list
                 f"{near(pair.second.radius, 2)} there)",
             )
         )
-    if (grown := obstacles.divergence) is not None:
+    if steps is None and (grown := obstacles.divergence) is not None:
         found.append(
             finding(
                 "RA241",

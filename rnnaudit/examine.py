@@ -23,6 +23,7 @@ from rnnaudit.data import InputRange
 from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import (
+    PREFIX,
     Obstacles,
     Refutation,
     is_one_hot,
@@ -42,6 +43,7 @@ from rnnaudit.observe import Observation, vocabulary
 from rnnaudit.reports.numbers import exact
 from rnnaudit.results import (
     EPSILONS,
+    HORIZON,
     Depth,
     LowerBound,
     LyapunovSpectrum,
@@ -65,9 +67,6 @@ PILOT = 5
 
 AFFORDABLE = 1e11
 """Multiplications up to which every depth of every sequence is measured without a pilot."""
-
-HORIZON = 256
-"""The largest depth that the search for counterexamples looks at."""
 
 RESTARTS, ASCENTS = 8, 12
 """Sequences that the search improves at once, and steps of improvement for each window."""
@@ -157,6 +156,7 @@ class Examined:
     obstacles: Obstacles | None
     pictures: Pictures | None
     noise: float | None
+    steps: int | None
 
     @property
     def name(self) -> str:
@@ -305,6 +305,7 @@ def _examined(
         domain = domain_of(model, seen.stacks[i], settings, synthetic=seen.synthetic[i])
         domains.append(domain)
         rows = _rows(model, stack, domain)
+        steps = seen.steps[i]
         parts = 1 + sum(1 for _ in stack.recurrences())
         proof = prove_stack(stack, domain, work.seconds(PROOFS * parts), settings.seed)
         owners = seen.owners[i]
@@ -342,12 +343,14 @@ def _examined(
                     work,
                     rows=rows,
                     in_the_way=in_the_way,
+                    steps=steps,
                 ),
                 obstacles=in_the_way,
                 pictures=pictures(recurrence, longest, seed=settings.seed)
                 if settings.pictures
                 else None,
                 noise=_noise(model, _alone(recurrence), groups, settings),
+                steps=steps,
             )
         inputs = _Inputs(seen.stacks[i], owners, seen.whole[i])
         stacks.append(
@@ -364,6 +367,7 @@ def _examined(
                     settings,
                     work,
                     rows=rows,
+                    steps=steps,
                 ),
                 _noise(model, stack, inputs.groups, settings),
             )
@@ -525,6 +529,7 @@ def _refuted_alone(
     *,
     rows: Tensor | None,
     in_the_way: Obstacles | None,
+    steps: int | None,
 ) -> Refutation | None:
     """Search for inputs that a recurrence remembers, where the caller's inputs reach it.
 
@@ -534,8 +539,10 @@ def _refuted_alone(
     if recurrence.layer or recurrence.initial.source == "computed":
         return None
     chain = Chain.of([recurrence])
-    found = _refute(chain, domain, cells.reads(recurrence, x), settings, work, rows=rows)
-    return _and_held(found, chain, in_the_way if rows is None else None, settings)
+    read = cells.reads(recurrence, x)
+    found = _refute(chain, domain, read, settings, work, rows=rows, steps=steps)
+    alone = rows is None and steps is None
+    return _and_held(found, chain, in_the_way if alone else None, settings)
 
 
 def _and_held(
@@ -559,6 +566,7 @@ def _refuted(
     work: _Work,
     *,
     rows: Tensor | None,
+    steps: int | None,
 ) -> Refutation | None:
     """Search for inputs that a stack remembers, where its start is known."""
     if len(each) == 1 and stack.readout is None:
@@ -566,10 +574,13 @@ def _refuted(
     if any(e.recurrence.initial.source == "computed" for e in each):
         return None
     if not stack.causal:
-        return _refute_both_ways(stack, each[0].domain, groups[-1], settings, work, rows=rows)
+        return _refute_both_ways(
+            stack, each[0].domain, groups[-1], settings, work, rows=rows, steps=steps
+        )
     chain = Chain.of([e.recurrence for e in each], stack.readout)
-    found = _refute(chain, each[0].domain, groups[-1], settings, work, rows=rows)
-    alone = len(each) == 1 and rows is None  # else its prefix is none of this search's
+    found = _refute(chain, each[0].domain, groups[-1], settings, work, rows=rows, steps=steps)
+    # Else its prefix is none of this search's.
+    alone = len(each) == 1 and rows is None and steps is None
     return _and_held(found, chain, each[0].obstacles if alone else None, settings)
 
 
@@ -593,22 +604,32 @@ def _refute(
     work: _Work,
     *,
     rows: Tensor | None,
+    steps: int | None,
 ) -> Refutation | None:
     """Search the domain for inputs that are remembered; None where that is out of reach.
 
     ``examples`` [N, T, I] are in the chain's own reading order; nothing but ``rows`` [V, I]
-    is tried where they are given.
+    is tried where they are given, and no sequence of more than ``steps``.
     """
+    horizon, prefix = HORIZON, PREFIX
+    if steps is not None:
+        prefix = max(1, min(PREFIX, steps // 4))
+        horizon = min(HORIZON, steps - prefix)
     seconds = work.seconds(SEARCHES)
     low, high = domain.box(chain.input_size)
     finite = bool(low.isfinite().all() and high.isfinite().all())
-    if not finite or sum(cells.multiplications(cell) for cell in chain.cells) > SEARCHABLE:
+    if (
+        horizon < 1
+        or not finite
+        or sum(cells.multiplications(cell) for cell in chain.cells) > SEARCHABLE
+    ):
         return None
     return refute(
         chain,
         low,
         high,
-        horizon=HORIZON,
+        horizon=horizon,
+        prefix=prefix,
         restarts=RESTARTS,
         steps=ASCENTS,
         seed=settings.seed,
@@ -628,11 +649,12 @@ def _refute_both_ways(
     work: _Work,
     *,
     rows: Tensor | None,
+    steps: int | None,
 ) -> Refutation | None:
     """Search for sequences that a stack of both directions gets wrong; None as in `_refute`."""
     seconds = work.seconds(SEARCHES)
     low, high = domain.box(stack.input_size)
-    horizon = within_reach(stack, HORIZON)
+    horizon = within_reach(stack, HORIZON, steps)
     if not horizon or not bool(low.isfinite().all() and high.isfinite().all()):
         return None
     return refute_both_ways(

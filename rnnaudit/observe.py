@@ -63,8 +63,8 @@ class Observation:
         kinds: The kind of each synthetic sequence, by the stack's position; empty for data.
         description: What a report says of the inputs.
         findings: What could not be measured as asked.
-        whole: Whether the graph gives each stack as many steps as there are here, whatever it is
-            given, by the stack's position.
+        steps: How many steps the graph gives each stack, whatever it is given, by the stack's
+            position; None where that depends on what it is given.
         guessed: Whether nothing is known of what the graph gives a stack, by its position: its
             inputs were made up for it alone.
     """
@@ -77,8 +77,16 @@ class Observation:
     kinds: tuple[tuple[str, ...], ...]
     description: str
     findings: tuple[Finding, ...] = ()
-    whole: tuple[bool, ...] = ()
+    steps: tuple[int | None, ...] = ()
     guessed: tuple[bool, ...] = ()
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """Whether each stack can be given no longer sequences than are here, by its position."""
+        return tuple(
+            {x.shape[1] for x in groups} == {steps}
+            for groups, steps in zip(self.stacks, self.steps, strict=True)
+        )
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -101,23 +109,31 @@ def observe(
     Raises:
         LoadError: The data do not fit the width of the model's input.
     """
-    whole: frozenset[int] = frozenset()
+    fixed: Mapping[int, int] = {}
     if model.graph is not None and not (model.whole and data is None):
-        given, findings, whole = _captured(
+        given, findings, fixed = _captured(
             model, data, seed=seed, input_range=input_range, sequences=sequences, length=length
         )
     else:
         given, findings = _given(model, data)
-    made_up = tuple(i not in given or data is None for i in range(len(model.stacks)))
+        if model.graph is not None:
+            fixed = _fixed(model)
+    every = range(len(model.stacks))
+    made_up = tuple(i not in given or data is None for i in every)
+    steps = [fixed.get(i, length) for i in every]
     rows = _filled_up(
-        model, given, seed, input_range=input_range, sequences=sequences, length=length
+        model,
+        given,
+        seed,
+        input_range=input_range,
+        sequences=sequences,
+        lengths=[min(length, n) if n >= SHORTEST else length for n in steps],
     )
     described = _description(data if given else None, rows, made_up)
-    every = range(len(model.stacks))
     found = _observation(model, rows, made_up, described, findings)
     return replace(
         found,
-        whole=tuple(i in whole for i in every),
+        steps=tuple(fixed.get(i) for i in every),
         guessed=tuple(not model.direct and i not in given for i in every),
     )
 
@@ -157,13 +173,14 @@ def _filled_up(
     *,
     input_range: InputRange | None,
     sequences: int = SEQUENCES,
-    length: int = LENGTH,
+    lengths: Sequence[int] | None = None,
 ) -> list[_Rows]:
-    """Return the rows of every stack: those given, else synthetic ones."""
+    """Return the rows of every stack: those given, else synthetic ones of ``lengths``."""
+    lengths = lengths or [LENGTH] * len(model.stacks)
     return [
         given[i]
         if i in given
-        else _Rows.single(_made_up(stack, sequences, length, seed + i, input_range))
+        else _Rows.single(_made_up(stack, sequences, lengths[i], seed + i, input_range))
         for i, stack in enumerate(model.stacks)
     ]
 
@@ -187,7 +204,7 @@ def _observation(
         tuple(rows.kinds() if new else () for rows, new in zip(stacks, made_up, strict=True)),
         description,
         findings,
-        (False,) * len(model.stacks),
+        (None,) * len(model.stacks),
         (False,) * len(model.stacks),
     )
 
@@ -339,7 +356,7 @@ def _captured(
     input_range: InputRange | None,
     sequences: int,
     length: int,
-) -> tuple[dict[int, _Rows], tuple[Finding, ...], frozenset[int]]:
+) -> tuple[dict[int, _Rows], tuple[Finding, ...], Mapping[int, int]]:
     """Run the graph and keep what its recurrent nodes read; tell where the steps are fixed."""
     slots = of_graph(model, runtime.describe(model.runnable()))
     states = by_step(model, slots)
@@ -369,7 +386,7 @@ def _captured(
         )
     if outcome.outputs is None:
         reason = f"the graph did not run ({outcome.error})"
-        return {}, (_not_seen("every recurrence", reason),), frozenset()
+        return {}, (_not_seen("every recurrence", reason),), {}
     given: dict[int, _Rows] = {}
     findings = []
     for i, (stack, site) in enumerate(zip(model.stacks, sites, strict=True)):
@@ -394,14 +411,10 @@ def _captured(
             if left:
                 shown = f"{len(rows)} of {len(rows) + left} rows of its batch axis were measured"
                 findings.append(finding("RA212", stack.name, shown))
-    fixed = _fixed(model, calls is not None)
-    whole = frozenset(
-        i for i, rows in given.items() if {x.shape[1] for x in rows.groups} == {fixed.get(i)}
-    )
-    return given, tuple(findings), whole
+    return given, tuple(findings), _fixed(model, calls is not None)
 
 
-def _fixed(model: Model, by_call: bool) -> Mapping[int, int]:
+def _fixed(model: Model, by_call: bool = False) -> Mapping[int, int]:
     """Return the steps that each stack reads whatever the graph is given, by its position.
 
     A stack whose state the caller carries, or whose one step per call continues the last one,

@@ -8,7 +8,7 @@ before gives there: that is the depth-j model, made of the runtime's own operato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -54,7 +54,8 @@ def replay(model: Model, stored: Stored) -> Replay:
     if isinstance(witness, Recording):
         return _replay_cut(model, part, stored, witness, deepest)
     inputs = witness.inputs[:deepest]
-    run, name = _runner(model, part)
+    lengths = {len(witness.prefix) + deepest, deepest}
+    run, name = _runner(model, part, lengths)
     full, restarted = run([torch.cat([witness.prefix, inputs]), inputs])
     gaps = _distances(full, restarted, deepest, witness.norm)
     depths = tuple(range(deepest - len(gaps) + 1, deepest + 1))
@@ -118,7 +119,7 @@ def _replay_cut(
 
 def _whole_outputs(model: Model, stack: Stack, x: Tensor) -> tuple[Array, str]:
     """Return a stack's outputs [T, O] on x [T, I], from the file itself where it gives them."""
-    if model.graph is not None and model.whole:
+    if _takes(model, {len(x)}):
         slots = of_graph(model, runtime.describe(model.path))
         outcome = runtime.run(model.path, [{slot.name: _value(slot, slots, x) for slot in slots}])
         if outcome.outputs is None:
@@ -214,7 +215,15 @@ def _refuse(wanted: str) -> LoadError:
     )
 
 
-def _runner(model: Model, part: Recurrence | Stack) -> tuple[Runner, str]:
+def _takes(model: Model, lengths: Set[int]) -> bool:
+    """Whether the file is no more than a stack in ONNX, and takes sequences of these lengths."""
+    if model.graph is None or not model.whole:
+        return False
+    fixed = {slot.fixed("time") for slot in of_graph(model, runtime.describe(model.path))}
+    return all(steps is None or lengths == {steps} for steps in fixed)
+
+
+def _runner(model: Model, part: Recurrence | Stack, lengths: Set[int]) -> tuple[Runner, str]:
     """Return what runs the part, and its name: the file itself where that is all of it."""
     if isinstance(part, Recurrence):
         # A witness holds inputs in reading order, so that every direction runs forward.
@@ -223,7 +232,7 @@ def _runner(model: Model, part: Recurrence | Stack) -> tuple[Runner, str]:
         whole = whole and model.stacks[0].readout is None
     else:
         alone, whole = part, True
-    if model.graph is not None and model.whole and whole:
+    if whole and _takes(model, lengths):
         return lambda xs: _in_graph(model, xs), "the model in ONNX Runtime"
     if (
         model.graph is None

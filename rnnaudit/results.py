@@ -37,6 +37,10 @@ UNROLLED = "unrolled to "
 MAX_DEPTH = 512
 """The largest depth that ``truncate`` takes unless told otherwise."""
 
+HORIZON = 256
+"""The largest depth that a search for counterexamples looks at; only where it got as far, and
+refuted that too, is a model called unstable."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpperBound:
@@ -194,9 +198,14 @@ class Depth:
         return self.float32_noise is not None and self.eps < self.float32_noise
 
     @property
-    def never_forgets(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether a witness refutes every depth that the search looked at."""
         return self.searched is not None and (self.refuted_below or 0) > self.searched
+
+    @property
+    def never_forgets(self) -> bool:
+        """Whether it does, and the search looked at all depths that decide a verdict."""
+        return self.exhausted and (self.searched or 0) >= HORIZON
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def test_the_only_token_that_sets_a_latch_is_found_and_without_it_none_is():
     chain = Chain.of([elman([[5.0]], [[5.0]])])
     rows = torch.tensor([[0.0], [1.0]]).double()
     found = refute(chain, *unit_box(1), horizon=64, prefix=8, rows=rows)
-    assert found.never_forgets(0.1)
+    assert found.refuted_below(0.1) == 65
     found = refute(chain, *unit_box(1), horizon=64, prefix=8, rows=rows[:1])
     assert found.witnesses == ()
 

@@ -191,6 +191,55 @@ def test_a_model_is_never_written_over_itself(tmp_path):
     assert path.read_bytes() == before
 
 
+def latch_of(steps, path, *, direct, bidirectional=False):
+    """Write h' = tanh(2h + 4x), which holds the sign of a pulse, for sequences of so many steps."""
+    W, R = ([[[w]]] * (1 + bidirectional) for w in (4.0, 2.0))
+    scale = [] if direct else [helper.make_node("Mul", ["X0", "one"], ["X"])]
+    weights = [weight("W", np.concatenate(W)[:, None, :]), weight("R", np.concatenate(R)[:, None])]
+    direction = "bidirectional" if bidirectional else "forward"
+    node = helper.make_node(
+        "RNN", ["X", "W", "R"], ["Y"], hidden_size=1, name="rnn", direction=direction
+    )
+    graph = helper.make_graph(
+        [*scale, node],
+        "g",
+        [value("X" if direct else "X0", [steps, 1, 1])],
+        [value("Y", [steps, 1 + bidirectional, 1, 1])],
+        [*weights, *([] if direct else [weight("one", [1.0])])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("steps", "direct", "bidirectional"),
+    [(12, True, False), (60, False, False), (60, True, True), (12, False, True)],
+)
+def test_a_graph_of_fixed_steps_is_never_said_to_need_more_than_it_takes(
+    tmp_path, direct, bidirectional, steps
+):
+    path = latch_of(steps, tmp_path / "m.onnx", direct=direct, bidirectional=bidirectional)
+    saved = tmp_path / "witness.npz"
+    report = api.audit(path, witness=saved)
+    assert report.verdict == "undecided"
+    own = [d for r in report.recurrences for d in r.depths]
+    known = [d.refuted_below or 0 for d in (report.depth, *report.table, *own)]
+    assert max(known) <= steps
+    assert not {f.id for f in report.findings} & {"RA240", "RA241"}
+    assert report.depth.measured.k <= steps
+    if bidirectional and steps < 47:  # too short for a window with inputs on both sides
+        return
+    assert report.depth.refuted_below > steps // 8
+    assert "deeper ones were not searched" in str(wording.verdict(report))
+    with np.load(saved) as witness:
+        assert len(witness["prefix"]) + len(witness["inputs"]) <= steps
+    assert api.replay(path, saved).replay.passed
+    cut = api.truncate(path, tmp_path / "cut.onnx", depth=2)
+    (told,) = [f.message for f in cut.findings if f.id == "RA305"]
+    assert f"needs k ≥ {report.depth.refuted_below}" in told
+
+
 def test_a_model_that_never_forgets_is_refuted_and_its_truncation_says_so(tmp_path):
     # h' = tanh(2h + 4x) holds the sign of a pulse for ever.
     path = rnn_node(

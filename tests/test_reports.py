@@ -323,6 +323,16 @@ def test_a_witness_is_of_the_output_that_it_was_found_for():
     assert "(witness of rnn's output: needs k > 256" in verdict(behind)
 
 
+def test_a_search_that_ended_before_the_others_do_calls_no_model_unstable():
+    # README: unstable is what is still remembered after 256 steps.
+    for searched, refuted, forgets in ((24, 25, True), (256, 257, False), (256, 200, True)):
+        depth = Depth(1e-3, refuted_below=refuted, refuted_in="rnn", searched=searched)
+        assert depth.never_forgets is not forgets
+        report = replace(by_hand.STABLE, verdict="undecided", depth=depth)
+        more = "no more" if refuted <= searched else "deeper ones were not searched"
+        assert f"a witness refutes k < {refuted}, {more}" in verdict(report)
+
+
 def test_what_float32_cannot_show_is_marked_in_every_format_for_people():
     text = TerminalRenderer().render(by_hand.LONGER)
     said = "below its own error: float32 alone moves these outputs by up to 3.1e-6"

@@ -1,6 +1,6 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
-from rnnaudit.estimators.adversary import Recording, Refutation, Witness, refute, witness
+from rnnaudit.estimators.adversary import PREFIX, Recording, Refutation, Witness, refute, witness
 from rnnaudit.estimators.both_ways import refute_both_ways, within_reach
 from rnnaudit.estimators.lyapunov import lyapunov, spectrum
 from rnnaudit.estimators.obstacles import Bistability, Obstacles, obstacles
@@ -11,6 +11,7 @@ from rnnaudit.estimators.products import longest, norm_curve
 from rnnaudit.estimators.states import sample
 
 __all__ = [
+    "PREFIX",
     "Bistability",
     "Obstacles",
     "Recording",

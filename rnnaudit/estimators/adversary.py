@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.cells.chain import Chain
-from rnnaudit.results import EPSILONS
+from rnnaudit.results import EPSILONS, HORIZON
 
 Norm = Literal["max", "2"]
 
@@ -100,8 +100,8 @@ class Refutation:
         return None if witness is None else witness.refuted_below(eps)
 
     def never_forgets(self, eps: float) -> bool:
-        """Whether even the depth of the horizon is refuted."""
-        return (self.refuted_below(eps) or 0) > self.horizon
+        """Whether even the depth of the horizon is refuted, and that is as far as any search."""
+        return (self.refuted_below(eps) or 0) > self.horizon >= HORIZON
 
 
 def distances(chain: Chain, prefix: Tensor, inputs: Tensor, norm: Norm = "max") -> Tensor:

@@ -45,10 +45,16 @@ _DRAWN = 32  # random starts of each window
 _JUDGED = 2  # sequences of each window that are cut to depths
 
 
-def within_reach(stack: Stack, horizon: int) -> int:
-    """Return the largest depth up to ``horizon`` that can be judged; 0 where none is."""
+def within_reach(stack: Stack, horizon: int, steps: int | None = None) -> int:
+    """Return the largest depth up to ``horizon`` that can be judged; 0 where none is.
+
+    No sequence has more than ``steps``, where that is given.
+    """
     step = sum(cells.multiplications(r.cell) for r in stack.recurrences())
-    while horizon >= LEAST and step * horizon * _steps(horizon) > AFFORDABLE:
+    while horizon >= LEAST and (
+        step * horizon * _steps(horizon) > AFFORDABLE
+        or (steps is not None and _steps(horizon) > steps)
+    ):
         horizon = horizon * 3 // 4
     return horizon if horizon >= LEAST else 0
 

@@ -83,7 +83,8 @@ def verdict(report: Report) -> Settled:
         where_saved = f" saved to {numbers.clean(saved)}" if isinstance(saved, str) else ""
         return Settled(word, f" {where} (witness{where_saved}{_needs(report)}); {seen(report)}")
     k = depth.refuted_below
-    known = "no witness" if k is None else f"a witness refutes k < {k}, no more"
+    more = "deeper ones were not searched" if depth.exhausted else "no more"
+    known = "no witness" if k is None else f"a witness refutes k < {k}, {more}"
     return Settled(word, f" in the worst case (no proof, {known}); {seen(report)}")
 
 

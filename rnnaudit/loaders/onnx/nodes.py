@@ -244,7 +244,7 @@ def _placed(reader: _Reader, layer: Layer, layout: int) -> Read:
     time, batch = x.axes[:2] if layout == 0 else x.axes[1::-1]
     steps = length(time)
     if isinstance(steps, int) and steps > 1:
-        text = f"the graph fixes its sequences at {steps} steps; it is audited for any"
+        text = f"the graph fixes its sequences at {steps} steps; what is proved holds for any"
         reader.note("RA126", text)
     hidden = layer.recurrences[0].cell.hidden_size
     D = Atom(f"{reader.name}:directions", len(layer.recurrences))
