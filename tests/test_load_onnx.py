@@ -498,6 +498,21 @@ def test_states_in_a_cache_are_followed_entry_by_entry(tmp_path, overwrite, sour
     assert ids(found) == ([] if source == "graph input" else ["RA115"])
 
 
+@pytest.mark.parametrize(
+    ("names", "attributes"),
+    [(["cache"], {}), ([], {}), (["cache", "at", "update"], {"reduction": 1})],
+)
+def test_a_cache_written_by_a_broken_operator_gives_a_state_that_is_computed(
+    tmp_path, names, attributes
+):
+    proto = cached(overwrite=0)
+    broken = next(node for node in proto.graph.node if node.op_type == "ScatterND")
+    broken.input[:] = names
+    broken.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
+    _, second = (r.initial for r in read(tmp_path, proto).recurrences())
+    assert second.source == "computed"
+
+
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_states_filled_for_a_batch_of_any_size_are_constants(tmp_path, value):
     fill = helper.make_tensor("v", TensorProto.FLOAT, [1], [value])

@@ -139,6 +139,8 @@ class _Walk:
             self._convention(self.reads[-1])
         except Refused as refused:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
+        except MALFORMED as error:
+            self.skipped.append(Skipped(where, _broken(node, error)))
 
     def _convention(self, found: Read) -> None:
         """Say that a GRU which PyTorch exported does not compute what PyTorch's does."""
@@ -168,8 +170,7 @@ class _Walk:
             self.skipped.append(Skipped(where, f"{node.op_type}: {refused}"))
             return
         except MALFORMED as error:
-            reason = f"{node.op_type}: it breaks its operator's rules ({brief(error)})"
-            self.skipped.append(Skipped(where, reason))
+            self.skipped.append(Skipped(where, _broken(node, error)))
             return
         if found is not None:
             node.name = name
@@ -200,6 +201,10 @@ def _is_recurrent(node: ir.Node) -> bool:
     if node.domain == "com.microsoft":
         return node.op_type == QUANTISED
     return node.op_type in GATES and node.domain in _STANDARD
+
+
+def _broken(node: ir.Node, error: BaseException) -> str:
+    return f"{node.op_type}: it breaks its operator's rules ({brief(error)})"
 
 
 def _output_name(node: ir.Node) -> str:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from rnnaudit.loaders.onnx.contents import MOVES, move
 from rnnaudit.loaders.onnx.reading import Array
+from rnnaudit.loaders.onnx.refusal import MALFORMED
 from rnnaudit.loaders.onnx.values import Knowledge
 
 MAX_ENTRIES = 2**24
@@ -84,7 +85,10 @@ class Wiring:
 
     def _moved(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type == "ScatterND":
-            return self._scattered(node)
+            try:
+                return self._scattered(node)
+            except MALFORMED:
+                return ()
         inputs = [
             None if v is None else self._numbers.get(v, self.known.constant(v)) for v in node.inputs
         ]
@@ -92,16 +96,14 @@ class Wiring:
 
     def _scattered(self, node: ir.Node) -> Sequence[Array]:
         """Mark the entries that are written over; what is written there is computed."""
-        data, where = node.inputs[0], self.known.constant(node.inputs[1])
+        data, places, _ = node.inputs
         before = None if data is None else self._numbers.get(data)
+        where = self.known.constant(places)
         reduction = node.attributes.get("reduction")
         if before is None or where is None or (reduction and reduction.as_string() != "none"):
             return ()
         after = before.copy()
-        try:
-            after[tuple(np.moveaxis(where.astype(np.int64), -1, 0))] = _COMPUTED
-        except IndexError:
-            return ()
+        after[tuple(np.moveaxis(where.astype(np.int64), -1, 0))] = _COMPUTED
         return [after]
 
 
