@@ -28,6 +28,8 @@ SCHEMA = "rnnaudit.witness/1"
 _LARGEST = 1 << 28  # bytes of a file's arrays, unpacked
 _ARRAYS = {"prefix": 2, "inputs": 2, "distances": 1, "low": 1, "high": 1, "eps": 0}
 _DEPTHS = "depths"  # of a recording only
+_ROUNDING = "rounding"  # not in the files of version 0.1.0
+_OPTIONAL = {_DEPTHS: 1, _ROUNDING: 0}
 _TEXTS = ("schema", "where", "fingerprint", "domain", "norm")
 
 
@@ -93,6 +95,7 @@ def save_witness(found: Examination, path: Path) -> str | None:
         **own,
         "inputs": best.witness.inputs.numpy(),
         "distances": best.witness.distances.numpy(),
+        _ROUNDING: np.array(best.witness.rounding),
         "low": best.low.numpy(),
         "high": best.high.numpy(),
         "eps": np.array(best.eps),
@@ -162,6 +165,7 @@ def load_witness(path: str | Path) -> Stored:
         and found["low"].shape == (width,),
         "it must hold a distance for each depth": len(distances) == steps,
         "its ε must be positive": bool(found["eps"] > 0),
+        "its rounding must not be negative": bool(found[_ROUNDING] >= 0),
     }
     for wanted, holds in checks.items():
         if not holds:
@@ -172,12 +176,13 @@ def load_witness(path: str | Path) -> Stored:
         raise _refuse(path, "its inputs must lie in its box")
     kind: Norm = "2" if norm == "2" else "max"
     gaps = torch.from_numpy(distances)
+    may_add = float(found[_ROUNDING])
     witness: Witness | Recording
     if depths is None:
-        witness = Witness(torch.from_numpy(prefix), torch.from_numpy(inputs), gaps, kind)
+        witness = Witness(torch.from_numpy(prefix), torch.from_numpy(inputs), gaps, kind, may_add)
     else:
         tried = tuple(int(k) for k in depths)
-        witness = Recording(torch.from_numpy(inputs), tried, gaps, kind)
+        witness = Recording(torch.from_numpy(inputs), tried, gaps, kind, may_add)
     where, domain = str(found["where"]), str(found["domain"])
     return Stored(witness, float(found["eps"]), where, str(found["fingerprint"]), domain, low, high)
 
@@ -190,16 +195,16 @@ def _arrays(path: Path) -> Mapping[str, Any]:
                 raise ValueError("it is too large")
         file.seek(0)
         stored = np.load(file, allow_pickle=False)
-        optional = (_DEPTHS,) if _DEPTHS in stored else ()
-        found = {name: stored[name] for name in (*_ARRAYS, *_TEXTS, *optional)}
-    for name, axes in {**_ARRAYS, **dict.fromkeys(optional, 1)}.items():
+        axes_of = _ARRAYS | {n: axes for n, axes in _OPTIONAL.items() if n in stored}
+        found = {name: stored[name] for name in (*axes_of, *_TEXTS)}
+    for name, axes in axes_of.items():
         array = found[name]
         if array.ndim != axes or array.dtype != np.float64 or not np.isfinite(array).all():
             raise ValueError(f"{name} must be {axes} axes of finite float64 numbers")
     for name in _TEXTS:
         if found[name].ndim or found[name].dtype.kind != "U" or found[name].dtype.itemsize > 4096:
             raise ValueError(f"{name} must be a short text")
-    return found
+    return {_ROUNDING: np.zeros(()), **found}
 
 
 def _ascend(depths: NDArray[np.float64]) -> bool:

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rnnaudit import cells, runtime
+from rnnaudit.cells.chain import Chain
 from rnnaudit.errors import LoadError, UnsupportedModelError
-from rnnaudit.estimators import Recording
+from rnnaudit.estimators import Recording, recording
+from rnnaudit.estimators import witness as in_float64
 from rnnaudit.export import assemble, serialize
 from rnnaudit.model import Layer, Model, Recurrence, Stack
 from rnnaudit.refutation import Stored, weights_fingerprint
@@ -58,6 +60,9 @@ def replay(model: Model, stored: Stored) -> Replay:
     run, name = _runner(model, part, lengths)
     full, restarted = run([torch.cat([witness.prefix, inputs]), inputs])
     gaps = _distances(full, restarted, deepest, witness.norm)
+    several = [part] if isinstance(part, Recurrence) else list(part.recurrences())
+    chain = Chain.of(several, None if isinstance(part, Recurrence) else part.readout)
+    again = in_float64(chain, witness.prefix, inputs, witness.norm)
     depths = tuple(range(deepest - len(gaps) + 1, deepest + 1))
     return Replay(
         where=stored.where,
@@ -69,7 +74,13 @@ def replay(model: Model, stored: Stored) -> Replay:
         runtime=name,
         domain=stored.domain,
         same_weights=weights_fingerprint(part) == stored.fingerprint,
+        rounding=_not_shown(gaps[-1], float(again.distances[-1]) - again.rounding, stored.eps),
     )
+
+
+def _not_shown(gap: float, certain: float, eps: float) -> float:
+    """Return how much of a distance float64 is not certain of; 0 where it is of more than ε."""
+    return 0.0 if certain > eps else max(0.0, gap - max(certain, 0.0))
 
 
 def _part(model: Model, stored: Stored) -> Recurrence | Stack:
@@ -103,6 +114,7 @@ def _replay_cut(
         size = gap.max(-1) if witness.norm == "max" else np.sqrt(np.square(gap).sum(-1))
         gaps.append(float(np.nan_to_num(size, nan=0.0, posinf=np.finfo(np.float64).max).max()))
     found = dict(zip(witness.depths, witness.distances.tolist(), strict=True))
+    again = recording(part, x, depths[-1], witness.norm)
     return Replay(
         where=stored.where,
         eps=stored.eps,
@@ -114,6 +126,7 @@ def _replay_cut(
         domain=stored.domain,
         same_weights=weights_fingerprint(part) == stored.fingerprint,
         both_ways=True,
+        rounding=_not_shown(gaps[-1], again.distances[-1].item() - again.rounding, stored.eps),
     )
 
 

@@ -324,7 +324,8 @@ class Replay:
     ``depths`` ends with the deepest that the witness refutes; where a model gives its last
     output only, it holds no other. ``same_weights`` says that the model is the one in which
     the witness was found, ``both_ways`` that each depth cuts the recurrences of a stack that
-    also reads the future.
+    also reads the future. ``rounding`` is how much of the deepest distance float64 does not show
+    again: 0 where that alone is more than ``eps``.
     """
 
     where: str
@@ -337,16 +338,21 @@ class Replay:
     domain: str
     same_weights: bool
     both_ways: bool = False
+    rounding: float = 0.0
 
     @property
     def passed(self) -> bool:
         """Whether the deepest depth is refuted again."""
-        return self.replayed[-1] > self.eps
+        return self.refutes(self.replayed[-1])
+
+    def refutes(self, gap: float) -> bool:
+        """Whether a replayed distance is more than ε, and more than rounding."""
+        return gap > self.eps + self.rounding
 
     @property
     def refuted_below(self) -> int | None:
         """The depth below which no k holds, as replayed; None where none is refuted."""
-        wrong = [k for k, gap in zip(self.depths, self.replayed, strict=True) if gap > self.eps]
+        wrong = [k for k, gap in zip(self.depths, self.replayed, strict=True) if self.refutes(gap)]
         return max(wrong) + 1 if wrong else None
 
 

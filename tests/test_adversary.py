@@ -19,6 +19,7 @@ from rnnaudit.cells.chain import Chain
 from rnnaudit.certificates import Domain, certify
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators.adversary import Witness, distances, refute
+from rnnaudit.estimators.adversary import witness as witness_of
 from rnnaudit.model import (
     RELU,
     ElmanCell,
@@ -164,6 +165,47 @@ def test_depths_below_a_refuted_one_need_not_be_wrong_themselves():
     assert witness.refuted_below(0.1) == 4
     assert witness.refuted_below(0.01) == 5
     assert witness.refuted_below(0.5) == 0
+
+
+@pytest.mark.parametrize("decay", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("exponent", [-9, -12, -13, -14, -15, -16, -18])
+def test_two_runs_that_stick_a_rounding_apart_refute_no_more_than_the_closed_form(decay, exponent):
+    # h' = 0.6h + x after 40 inputs of 2, under inputs of 1: one run falls and the other rises to
+    # 1/(1 − 0.6), the gap falls like 0.6^j, and in float64 it stays at a few ulp.
+    eps, ones = 10.0**exponent, torch.ones(300, 1).double()
+    W, U = (torch.tensor([[value]]).double() for value in (decay, 1.0))
+    r = recurrence(ElmanCell(W, U, torch.zeros(1).double(), RELU))
+    made = witness_of(Chain.of([r]), 2 * ones[:40], ones, "max")
+    exact = math.log(2 * (1 - decay**40) / (1 - decay) / eps) / math.log(1 / decay)
+    assert made.refuted_below(eps) <= math.floor(exact) + 1
+    if eps >= 1e-9:
+        assert made.refuted_below(eps) == min(301, math.floor(exact) + 1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**20), H=st.integers(2, 24), gain=st.floats(0.1, 1.0))
+def test_what_rounding_adds_is_less_than_is_taken_off(seed, H, gain):
+    # The same runs in numpy's longest floats, 64 bits of mantissa on most machines.
+    rng = torch.Generator().manual_seed(seed)
+    parts = [random_cell("elman", width, H, rng, gain) for width in (2, H)]
+    readout = Readout("out", 9 * draw(rng, 3, H), draw(rng, 3))
+    chain = Chain.of([recurrence(cell, layer) for layer, cell in enumerate(parts)], readout)
+    x, P = draw(rng, 90, 2), 20
+    made = witness_of(chain, x[:P], x[P:], "max")
+    W, U, b = ([getattr(c, name).numpy().astype(np.longdouble) for c in parts] for name in "WUb")
+
+    def run(inputs):
+        h = [np.zeros(H, np.longdouble) for _ in parts]
+        for u in inputs.numpy().astype(np.longdouble):
+            for i in range(2):
+                h[i] = np.tanh(W[i] @ h[i] + U[i] @ (h[i - 1] if i else u) + b[i])
+            yield h[1]
+
+    full, restarted = list(run(x))[P:], run(x[P:])
+    A = readout.A.numpy().astype(np.longdouble)
+    exact = [np.abs(A @ (f - r)).max() for f, r in zip(full, restarted, strict=True)]
+    assert np.abs(made.distances[1:].numpy() - exact).max() <= made.rounding
+    assert made.rounding < 1e-7
 
 
 def test_two_runs_that_both_overflow_are_no_evidence():

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ import rnnaudit
 from rnnaudit import refutation
 from rnnaudit.cli import app
 from rnnaudit.errors import LoadError
-from rnnaudit.reports import JsonRenderer, TerminalRenderer
+from rnnaudit.reports import JsonRenderer, TerminalRenderer, wording
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,6 +109,28 @@ def test_a_model_that_forgets_does_not_replay_it_and_exits_with_1(model, tmp_pat
     assert '"passed": false' in capsys.readouterr().out
 
 
+def test_rounding_of_the_runtime_replays_no_witness_for_a_tiny_epsilon(tmp_path):
+    # h' = tanh(0.9h + x): one run falls and the other rises, to less than float32's ulp apart.
+    path = tmp_path / "m.onnx"
+    node = onnx.helper.make_node("RNN", ["X", "W", "R"], ["Y"], hidden_size=1, activations=["Tanh"])
+    real, size = onnx.TensorProto.FLOAT, [1, 1, 1]
+    values = [onnx.helper.make_tensor(n, real, size, [w]) for n, w in (("W", 1.0), ("R", 0.9))]
+    ports = (("X", ["T", 1, 1]), ("Y", ["T", 1, 1, 1]))
+    x, y = (onnx.helper.make_tensor_value_info(name, real, shape) for name, shape in ports)
+    graph = onnx.helper.make_graph([node], "g", [x], [y], values)
+    onnx.save(onnx.helper.make_model(graph, ir_version=9), path)
+    found = arrays_of(rnnaudit.load(path)) | {
+        "prefix": np.ones((40, 1)),
+        "inputs": np.full((300, 1), 0.03),
+        "distances": np.full(301, 0.8),
+        "eps": np.array(1e-12),
+    }
+    replayed = rnnaudit.replay(path, saved(tmp_path / "w.npz", found)).replay
+    assert not replayed.passed
+    assert replayed.refuted_below is None or replayed.refuted_below < 260
+    assert "FAILS" in str(wording.replayed(replayed))
+
+
 def test_a_replay_validates_against_the_schema(model, tmp_path):
     import json
 
@@ -164,6 +187,8 @@ def arrays_of(model):
         ({"inputs": np.zeros((0, 1)), "distances": np.zeros(1)}, "a prefix and inputs"),
         ({"inputs": np.full((40, 1), 2.0)}, "its inputs must lie in its box"),
         ({"eps": np.array(-1.0)}, "its ε must be positive"),
+        ({"rounding": np.array(-1.0)}, "its rounding must not be negative"),
+        ({"rounding": np.array(np.nan)}, "rounding must be 0 axes of finite float64"),
         ({"norm": np.array("1")}, "its norm must be max or 2"),
         ({"where": np.array(3.0)}, "where must be a short text"),
         ({"where": np.array("x" * 5000)}, "where must be a short text"),

@@ -1,7 +1,7 @@
 """Numbers found by sampling: each errs on the side that its name says, and none can prove."""
 
 from rnnaudit.estimators.adversary import PREFIX, Recording, Refutation, Witness, refute, witness
-from rnnaudit.estimators.both_ways import refute_both_ways, within_reach
+from rnnaudit.estimators.both_ways import recording, refute_both_ways, within_reach
 from rnnaudit.estimators.lyapunov import lyapunov, spectrum
 from rnnaudit.estimators.obstacles import Bistability, Obstacles, obstacles
 from rnnaudit.estimators.pictures import pictures
@@ -25,6 +25,7 @@ __all__ = [
     "norm_curve",
     "obstacles",
     "pictures",
+    "recording",
     "refute",
     "refute_both_ways",
     "sample",

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rnnaudit.cells.chain import Chain
+from rnnaudit.estimators.rounding import rounding
 from rnnaudit.results import EPSILONS, HORIZON
 
 Norm = Literal["max", "2"]
@@ -30,7 +32,7 @@ SMALLEST = 1e-7  # distances below this refute no ε that reports use
 BYTES = 1 << 29  # activations that one gradient may keep
 _TOKENS = 512  # rows of an embedding that are tried
 ROUNDS = 4  # searches just beyond the depth reached so far
-SLACK = 1 + 1e-9  # a distance must exceed ε by more than float64 adds to it
+SLACK = 1 + 1e-9  # the relative error of a norm and of ε
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,16 +45,18 @@ class Witness:
         distances: Distance [L + 1] of their outputs after j of these, which is the error of
             the depth-j truncation at that position.
         norm: ``max`` or ``2``, over output units.
+        rounding: What float64 may add to a distance; one must exceed ε by more.
     """
 
     prefix: Tensor
     inputs: Tensor
     distances: Tensor
     norm: Norm
+    rounding: float = 0.0
 
     def refuted_below(self, eps: float) -> int:
         """Return one more than the largest depth that errs by more than ε; 0 where none does."""
-        wrong = (self.distances > eps * SLACK).nonzero()
+        wrong = (self.distances > eps * SLACK + self.rounding).nonzero()
         return int(wrong.max()) + 1 if len(wrong) else 0
 
 
@@ -65,16 +69,18 @@ class Recording:
         depths: Depths that every recurrence was cut to, ascending.
         distances: Largest error [D] of each over all positions.
         norm: ``max`` or ``2``, over output units.
+        rounding: What float64 may add to a distance; one must exceed ε by more.
     """
 
     inputs: Tensor
     depths: tuple[int, ...]
     distances: Tensor
     norm: Norm
+    rounding: float = 0.0
 
     def refuted_below(self, eps: float) -> int:
         """Return one more than the largest depth that errs by more than ε; 0 where none does."""
-        wrong = (self.distances > eps * SLACK).nonzero()
+        wrong = (self.distances > eps * SLACK + self.rounding).nonzero()
         return self.depths[int(wrong.max())] + 1 if len(wrong) else 0
 
 
@@ -113,32 +119,60 @@ def distances(chain: Chain, prefix: Tensor, inputs: Tensor, norm: Norm = "max") 
         inputs: Inputs [B, L, I] that both read.
         norm: ``max`` or ``2``, over output units.
     """
-    gaps = _gaps(chain, torch.cat([prefix, inputs], dim=1), prefix.shape[1])
-    shown = torch.stack([chain.deviation(gap) for gap in gaps], dim=1)
+    return _distances(
+        chain,
+        list(_walk(chain, torch.cat([prefix, inputs], 1), len(prefix[0])))[len(prefix[0]) - 1 :],
+        norm,
+    )
+
+
+def _distances(chain: Chain, walked: Sequence[tuple[Tensor, Tensor]], norm: Norm) -> Tensor:
+    """Return how far the outputs [B, L + 1] of pairs of states [B, S] are apart."""
+    shown = torch.stack([chain.deviation(full - restarted) for full, restarted in walked], dim=1)
     size = shown.abs().amax(-1) if norm == "max" else shown.norm(dim=-1)
     return size.nan_to_num(nan=0.0, posinf=math.inf)
 
 
 def witness(chain: Chain, prefix: Tensor, inputs: Tensor, norm: Norm = "max") -> Witness:
     """Return the witness that a prefix [P, I] and the inputs [L, I] after it are."""
-    return Witness(prefix, inputs, distances(chain, prefix[None], inputs[None], norm)[0], norm)
+    return witnesses(chain, torch.cat([prefix, inputs])[None], len(prefix), norm)[0]
 
 
-def _gaps(chain: Chain, x: Tensor, prefix: int, every: bool = True) -> list[Tensor]:
-    """Return the states' gaps [B, S] after 0 … L inputs, or only the last of them."""
+def witnesses(chain: Chain, x: Tensor, prefix: int, norm: Norm) -> list[Witness]:
+    """Return the witnesses that sequences x [B, T, I] are, each with ``prefix`` inputs first."""
+    walked = list(_walk(chain, x, prefix))
+    apart = _distances(chain, walked[prefix - 1 :], norm)
+    sizes = [state.abs().amax(-1) for pair in walked for state in pair]
+    largest = torch.stack([x.abs().amax((1, 2)), *sizes]).nan_to_num(nan=0.0, posinf=0.0).amax(0)
+    T = x.shape[1]
+    return [
+        Witness(
+            each[:prefix],
+            each[prefix:],
+            gaps,
+            norm,
+            rounding(chain.cells, float(size), T, chain.readout, norm),
+        )
+        for each, gaps, size in zip(x, apart, largest, strict=True)
+    ]
+
+
+def _walk(chain: Chain, x: Tensor, prefix: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the states [B, S] of the full and of the restarted run after each input.
+
+    The restarted one waits for the end of the prefix.
+    """
     B, T, _ = x.shape
     z = chain.drive(x).unbind(1)  # one gradient for all steps, where z[:, t] would have T
     restarted = chain.start.to(x).expand(B, -1)
     full = restarted
     for t in range(prefix):
         full = chain.advance(full, z[t])
-    gaps = [full - restarted]
+        yield full, restarted
     both = torch.cat([full, restarted])
     for t in range(prefix, T):
         both = chain.advance(both, z[t].repeat(2, 1))
-        if every or t == T - 1:
-            gaps.append(both[:B] - both[B:])
-    return gaps if every else gaps[-1:]
+        yield both[:B], both[B:]
 
 
 class Box:
@@ -300,14 +334,17 @@ def refute(
     box = Box(low, high, rng) if rows is None else Rows(rows, rng)
 
     def last(x: Tensor) -> Tensor:
-        return chain.deviation(_gaps(chain, x, prefix, every=False)[0])
+        full, restarted = deque(_walk(chain, x, prefix), maxlen=1).pop()
+        return chain.deviation(full - restarted)
 
     search = Ascent(last, box, lambda: end is not None and time.monotonic() >= end)
-    hunt = _Hunt(chain, prefix, search, norm=norm, effort=(restarts, steps), examples=examples)
+    hunt = _Hunt(
+        chain, prefix, search, norm=norm, effort=(restarts, steps), examples=examples, eps=eps
+    )
     length = min(8, horizon)
     while not search.over():
         reached = hunt.window(length)
-        if length == horizon or reached < SMALLEST:
+        if length == horizon or reached < min(SMALLEST, eps):
             break
         length = min(2 * length, horizon)
     for _ in range(ROUNDS):
@@ -332,9 +369,11 @@ class _Hunt:
         norm: Norm,
         effort: tuple[int, int],
         examples: Tensor | None,
+        eps: float,
     ) -> None:
         """Start with nothing found; ``effort`` is sequences at once and steps of ascent."""
         self.chain, self.prefix, self.search, self.norm = chain, prefix, search, norm
+        self.epsilons = sorted({*EPSILONS, eps}, reverse=True)
         (self.restarts, self.steps), self.examples = effort, examples
         self.best = search.box.low.new_zeros(0, prefix, len(search.box.low))
         self.found: list[Witness] = []
@@ -373,18 +412,16 @@ class _Hunt:
 
     def _keep(self, x: Tensor) -> float:
         """Add the witnesses that refute most, for any ε; return the largest final distance."""
-        P = self.prefix
-        apart = distances(self.chain, x[:, :P], x[:, P:], self.norm)
-        for eps in EPSILONS:
-            made = [Witness(x[i, :P], x[i, P:], apart[i], self.norm) for i in range(len(x))]
+        made = witnesses(self.chain, x, self.prefix, self.norm)
+        for eps in self.epsilons:
             first = max(made, key=lambda w: w.refuted_below(eps))
             known = max((w.refuted_below(eps) for w in self.found), default=0)
             if first.refuted_below(eps) > known:
                 self.found.append(first)
-        return float(apart[:, -1].max())
+        return max(float(each.distances[-1]) for each in made)
 
     def refutation(self, horizon: int) -> Refutation:
         """Return the fewest witnesses that are best for some ε."""
         everything = Refutation(tuple(self.found), horizon)
-        best = {id(w): w for eps in EPSILONS if (w := everything.best(eps)) is not None}
+        best = {id(w): w for eps in self.epsilons if (w := everything.best(eps)) is not None}
         return Refutation(tuple(best.values()), horizon)

@@ -32,6 +32,7 @@ from rnnaudit.estimators.adversary import (
     Refutation,
     Rows,
 )
+from rnnaudit.estimators.rounding import rounding
 from rnnaudit.model import Recurrence, Stack
 from rnnaudit.results import EPSILONS
 
@@ -161,7 +162,23 @@ class _Judged:
     norm: Norm
     x: Tensor
     full: Tensor
+    rounding: float = 0.0
     errors: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stack: Stack, norm: Norm, x: Tensor) -> _Judged:
+        """Run the stack in full, and bound what rounding adds to the errors of its cuts."""
+        y, largest = x, float(x.abs().max())
+        for layer in stack.layers:
+            y = cells.run_layer(layer, y)
+            largest = max(largest, float(y.abs().nan_to_num(nan=0.0, posinf=0.0).max()))
+        every = [r.cell for r in stack.recurrences()]
+        may_add = rounding(every, largest, x.shape[1], stack.readout, norm)
+        return cls(stack, norm, x, cells.readout(stack, y), may_add)
+
+    def errs(self, error: float, eps: float) -> bool:
+        """Whether an error is more than ε and rounding."""
+        return error > eps * SLACK + self.rounding
 
     def error(self, depth: int) -> float:
         """Return the largest error over positions with every recurrence cut to ``depth``."""
@@ -175,7 +192,7 @@ class _Judged:
 
     def refuted_below(self, eps: float) -> int:
         """Return one more than the largest depth tried that errs by more than ε; 0 for none."""
-        return max((k + 1 for k, e in self.errors.items() if e > eps * SLACK), default=0)
+        return max((k + 1 for k, e in self.errors.items() if self.errs(e, eps)), default=0)
 
     def raise_to(self, eps: float, known: int, horizon: int) -> None:
         """Look for the largest depth from ``known`` to ``horizon`` that errs, if that one does.
@@ -183,17 +200,24 @@ class _Judged:
         Errors mostly fall with the depth, which halving relies on; each it tries is judged.
         """
         low, high = known, horizon + 1
-        if low > horizon or not self.error(low) > eps * SLACK:
+        if low > horizon or not self.errs(self.error(low), eps):
             return
         while high - low > 1:
             middle = min((low + high) // 2, 2 * low + 8)
-            low, high = (middle, high) if self.error(middle) > eps * SLACK else (low, middle)
+            low, high = (middle, high) if self.errs(self.error(middle), eps) else (low, middle)
 
     def recording(self) -> Recording:
         """Return the sequence as a witness."""
         depths = tuple(sorted(self.errors))
         distances = torch.tensor([self.errors[k] for k in depths], dtype=torch.float64)
-        return Recording(self.x[0], depths, distances, self.norm)
+        return Recording(self.x[0], depths, distances, self.norm, self.rounding)
+
+
+def recording(stack: Stack, x: Tensor, depth: int, norm: Norm) -> Recording:
+    """Cut a stack to one depth on a sequence [T, I]."""
+    judged = _Judged.of(stack, norm, x[None])
+    judged.error(depth)
+    return judged.recording()
 
 
 class _Hunt:
@@ -260,7 +284,7 @@ class _Hunt:
 
     def _judge(self, x: Tensor, horizon: int, eps: float) -> None:
         """Cut the stack to the depths that this sequence may be the first to refute."""
-        judged = _Judged(self.stack, self.norm, x, cells.run_stack(self.stack, x))
+        judged = _Judged.of(self.stack, self.norm, x)
         for each in sorted({*EPSILONS, eps}):  # the smallest first: it needs the largest depth
             if self.over():
                 break

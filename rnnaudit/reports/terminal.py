@@ -472,7 +472,7 @@ def _replay(replay: Replay, width: int) -> Iterator[Text]:
             numbers.near(replay.found[i]),
             Text(
                 numbers.near(replay.replayed[i]),
-                REFUTED if replay.replayed[i] > replay.eps else LABEL,
+                REFUTED if replay.refutes(replay.replayed[i]) else LABEL,
             ),
         ]
         for i in shown

@@ -388,6 +388,7 @@ def replayed(replay: Replay) -> Settled:
             f"differ by {gap}, more than {eps}, so that no depth up to {k} holds",
         )
     less = replay.refuted_below
+    eps += f" and what rounding adds, {numbers.up(replay.rounding, 1)}" if replay.rounding else ""
     only = "it refutes no depth" if less is None else f"it refutes k < {less} only"
     return Settled(
         "FAILS",
