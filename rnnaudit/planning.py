@@ -179,13 +179,19 @@ def _proved(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Depths 
     """Return depths that are proved to keep ε when each layer is truncated on its own.
 
     Behind other operators of a graph a proof speaks of the recurrence's own output under
-    inputs that nobody bounds, so that it says nothing of the graph's outputs.
+    inputs that nobody bounds, so that it says nothing of the graph's outputs; and it is one of
+    the start that the audit knows.
     """
-    if not found.model.direct or wanted.evidence == "measured":
+    if not found.model.direct or wanted.evidence == "measured" or _starts_elsewhere(found):
         return None
     # A recurrence that is not cut adds no error of its own.
     cut = frozenset(r.label for r in wanted.cut(stack))
     return _divided_proof(stack.certificate, wanted.eps, cut, wanted.max_depth)
+
+
+def _starts_elsewhere(found: Examination) -> bool:
+    """Whether the model may start a recurrence from a state that no file or call told."""
+    return any(f.id == "RA123" for f in (*found.model.findings, *found.seen.findings))
 
 
 @lru_cache(maxsize=64)
@@ -209,12 +215,15 @@ def _why_not(found: Examination, stack: ExaminedStack, wanted: Wanted) -> Mappin
         )
         return {recurrence.label: reason for recurrence in wanted.cut(stack)}
     rows = usable(found, stack, wanted.eps / MARGIN)
+    unproved = f"no proof of a depth of at most {wanted.max_depth}"
+    if _starts_elsewhere(found):
+        unproved = "its proofs are of a start from zero, and the model may start elsewhere (RA123)"
     reasons = {}
     for recurrence in wanted.cut(stack):
         label, study = recurrence.label, found.recurrences[recurrence.label].study
         k = _needed(found, label, wanted.eps / MARGIN, rows)
         if wanted.evidence == "proved":
-            reasons[label] = f"no proof of a depth of at most {wanted.max_depth}"
+            reasons[label] = unproved
         elif k is None and wanted.eps / MARGIN < study.resolution:
             reasons[label] = (
                 f"ε / {epsilon(MARGIN)} is below what float64 tells of it on {source}, "

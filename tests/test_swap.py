@@ -266,6 +266,31 @@ def test_a_state_that_the_module_gives_is_warned_of():
         rnnaudit.truncate(Begun(), eps=1e-3, data=sequences(), time_budget=1.0)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_proof_of_a_start_from_zero_is_none_for_a_module_that_starts_elsewhere(given):
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell = nn.GRU(2, 2, batch_first=True)
+            self.h0 = nn.Parameter(torch.full((1, 1, 2), 1000.0))
+            with torch.no_grad():
+                for weight in self.cell.parameters():
+                    weight.mul_(0.3)
+
+        def forward(self, x):
+            return self.cell(x, self.h0.expand(-1, len(x), -1).contiguous())[0]
+
+    module, data = Learned(), sequences() if given else None
+    asked = {"eps": 1e-3, "data": data, "time_budget": 0.5}
+    with pytest.raises(UnsupportedModelError, match=r"of a start from zero.*\(RA123\)"):
+        rnnaudit.truncate(module, evidence="proved", **asked)
+    _, report = rnnaudit.truncate_module(module, depth=14, **asked)
+    assert report.equivalence.passed is not given  # every restart begins at 1000
+    alone, _ = rnnaudit.truncate_module(module.cell, eps=0.3, evidence="proved", time_budget=1.0)
+    assert isinstance(alone, Truncated)
+
+
 @pytest.mark.parametrize("kind", [{"keeps": True}, {"shared": True}])
 def test_the_module_is_left_as_it_was(kind):
     """It is run in float64 and on data; neither its weights nor what it keeps may change."""
