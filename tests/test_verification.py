@@ -107,7 +107,37 @@ def test_nothing_compared_is_an_error(nothing):
 def test_integers_and_truth_values_are_compared_as_numbers():
     assert judge(one([True, False]), one([True, True]), 0.5).max_abs_error == 1.0
     assert judge(one(np.uint8([3])), one(np.uint8([5])), 1.0).max_abs_error == 2.0
-    assert judge(one(["a"]), one(["a"]), 1.0).reason.startswith("<U1 values from the candidate")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_whole_numbers_that_float64_lacks_are_compared_exactly(kind, more):
+    large = np.array([0, 2**53, 2**62 + 1, 2**63 - 4], kind)
+    for other in (large + kind(more), large - kind(large > 0) * kind(more)):
+        judged = judge(one(large), one(other), more - 0.5)
+        assert not judged.passed
+        assert judged.max_abs_error == more
+        assert judge(one(other), one(large), more).passed
+    assert judge(one(large), one(large), 1e-9).max_abs_error == 0
+
+
+def test_whole_numbers_of_several_types_are_compared_as_what_they_are():
+    ends = np.array([-(2**63), 2**63 - 1]), np.array([0, 2**64 - 1], np.uint64)
+    judged = judge(one(ends[0]), one(ends[1]), 1.0)
+    assert judged.max_abs_error == 2.0**63
+    beside = judge(one(np.array(2**53 + 1)), one(np.array(2.0**53)), 0.5)
+    assert (beside.passed, beside.max_abs_error) == (False, 1.0)
+    assert judge(one(np.array([1 + 0j])), one(np.array([2**60])), 0.5).max_abs_error == 2.0**60
+
+
+def test_texts_are_compared_by_being_equal():
+    assert judge(one(["a", "bc"]), one(["a", "bc"]), 1e-9).max_abs_error == 0
+    judged = judge(one(["a", "bc"]), one(["a", "b"]), 1.0)
+    assert (judged.passed, judged.reason) == (False, "1 of 2 texts differ in output y of input 0")
+    assert (
+        judge(one(["a"]), one([1.0]), 1.0).reason
+        == "<U1 values from the original in output y of input 0"
+    )
 
 
 @given(st.floats(0, 1e300, allow_subnormal=False), st.integers(1, 5))
