@@ -329,6 +329,147 @@ def test_a_mask_that_depends_on_data_too_is_refused(tmp_path, extra, reason):
     assert reason in skipped.reason
 
 
+def body_of(proto):
+    return next(a.g for a in proto.graph.node[0].attribute if a.name == "body")
+
+
+def written_at(body, output, nodes):
+    """Put nodes where the one with this output stands, in its place."""
+    at = next(i for i, node in enumerate(body.node) if node.output[0] == output)
+    del body.node[at]
+    for node in nodes[::-1]:
+        body.node.insert(at, node)
+
+
+@pytest.mark.parametrize("what", ["another sequence", "the sequence itself"])
+def test_a_mask_on_numbers_that_every_step_reads_is_refused(tmp_path, what):
+    # Whatever their names, they are no lengths: any of them may close any step.
+    proto = ended_loop("shorter than", scanned=what == "another sequence")
+    body = body_of(proto)
+    if what == "another sequence":
+        proto.graph.input.append(info("ends", [STEPS, "N"], INT64))
+        body.input.append(info("end", ["N"], INT64))
+        proto.graph.node[0].input.append("ends")
+        next(a for a in proto.graph.node[0].attribute if a.name == "num_scan_inputs").i = 3
+        written_at(body, "mask", [op("Less", "t end", "mask")])
+    else:
+        most = op("ReduceMax", "X", "most", axes=[0, 2], keepdims=0)
+        written_at(
+            body, "mask", [most, op("Cast", "t", "now", to=FLOAT), op("Less", "now most", "mask")]
+        )
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "depends on the number of the step" in skipped.reason
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_a_mask_that_keeps_the_state_below_a_length_is_refused(tmp_path, blended):
+    # On sequences of full length such a step never replaces what it keeps.
+    proto = ended_loop("shorter than", blended=blended)
+    turned = {"number": "rest", "rest": "number"}
+    for node in body_of(proto).node:
+        if node.op_type == "Where" and node.output[0] != "y":
+            node.input[1], node.input[2] = node.input[2], node.input[1]
+        elif node.op_type == "Mul" and node.input[0] in turned:
+            node.input[0] = turned[node.input[0]]
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "the number of the step" in skipped.reason
+
+
+def test_a_state_that_is_kept_except_on_large_inputs_is_not_kept(tmp_path):
+    proto = ended_loop("shorter than", blended=True)
+    body = body_of(proto)
+    body.initializer.append(numpy_helper.from_array(np.array(100, np.float32), "large"))
+    nearly = [
+        op("ReduceMax", "x", "top", axes=[1], keepdims=1),
+        op("Sub", "top large", "over"),
+        op("Relu", "over", "more_"),
+        op("Add", "h more_", "nearly"),
+        op("Mul", "rest nearly", "h_next_old"),
+    ]
+    written_at(body, "h_next_old", nearly)
+    (skipped,) = read(tmp_path, proto).skipped
+    assert "its state depends on the number of the step" in skipped.reason
+
+
+def test_outputs_that_a_mask_blanks_are_not_claimed(tmp_path):
+    proto = ended_loop("shorter than")
+    for node in body_of(proto).node:
+        if node.op_type == "Where" and node.output[0] != "y":
+            node.op_type = "Identity"
+            del node.input[2], node.input[0]
+    found = read(tmp_path, proto)
+    recurrence = only(found)
+    assert "outputs past the end of a sequence" in recurrence.rounded
+    (layer,) = found.stacks[0].layers
+    assert layer.site.outlets.steps == "Y"
+    assert "past the end of a sequence" in layer.site.outlets.obstacle
+
+
+PICKS = {
+    "at the condition": ([op("Cast", "go", "i", to=INT64)], op("Gather", "X i", "x_t", axis=0)),
+    "as truth values": (
+        [op("Cast", "t", "true", to=BOOL), op("Cast", "true", "i", to=INT64)],
+        op("Gather", "X i", "x_t", axis=0),
+    ),
+    "in a type that wraps": (
+        [op("Cast", "t", "byte", to=TensorProto.INT8), op("Cast", "byte", "i", to=INT64)],
+        op("Gather", "X i", "x_t", axis=0),
+    ),
+    "two at once": ([op("Add", "t both", "i")], op("Gather", "X i", "two_", axis=0)),
+    "a window": (
+        [op("Unsqueeze", "t first", "i"), op("Add", "i two", "end")],
+        op("Slice", "X i end first", "two_"),
+    ),
+    "all to the end": ([op("Unsqueeze", "t first", "i")], op("Slice", "X i last first", "two_")),
+    "every other": (
+        [op("Unsqueeze", "t first", "i"), op("Add", "i two", "end")],
+        op("Slice", "X i end first two", "two_"),
+    ),
+    "one": (
+        [op("Unsqueeze", "t first", "i"), op("Add", "i one", "end")],
+        op("Slice", "X i end first one", "two_"),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", PICKS)
+def test_a_loop_reads_one_entry_after_another_or_is_refused(tmp_path, how):
+    index, pick = PICKS[how]
+    more = [op("ReduceSum", "two_ first", "x_t", keepdims=0)] if pick.output[0] == "two_" else []
+    body = graph(
+        [
+            *index,
+            pick,
+            *more,
+            op("MatMul", "x_t W", "xw"),
+            op("MatMul", "h V", "hv"),
+            op("Add", "xw hv", "a"),
+            op("Tanh", "a", "h_next"),
+            op("Identity", "go", "more"),
+            op("Identity", "h_next", "y"),
+        ],
+        [info("t", [], INT64), info("go", [], BOOL), info("h", ["N", 4])],
+        [info("more", [], BOOL), info("h_next", ["N", 4]), info("y", ["N", 4])],
+        {"first": np.array([0]), "one": np.array([1]), "two": np.array([2])}
+        | {"both": np.array([0, 1]), "last": np.array([STEPS + 2])},
+    )
+    proto = model(
+        [op("Loop", "trips yes h0", "h_last Y", name="loop", body=body)],
+        [info("X", [STEPS + 2, "N", 3]), info("h0", ["N", 4])],
+        [info("Y", [STEPS, "N", 4])],
+        {"W": draw(3, 4), "V": draw(4, 4), "trips": np.array(STEPS), "yes": np.array(True)},
+    )
+    found = read(tmp_path, proto)
+    if how != "one":
+        (skipped,) = found.skipped
+        assert "it reads 'X' in an order" in skipped.reason or "one entry of 'X'" in skipped.reason
+        return
+    X, zeros = draw(STEPS + 2, 2, 3, scale=1), np.zeros((2, 4), np.float32)
+    (Y,) = runtime(proto, {"X": X, "h0": zeros})
+    ours = states(only(found), X[:STEPS].swapaxes(0, 1)).numpy()
+    assert np.abs(ours - Y.swapaxes(0, 1)).max() < 1e-5
+
+
 CLOCKS = {
     "below a number": [op("Less", "t five", "mask")],
     "from a number on": [op("GreaterOrEqual", "t five", "mask")],
@@ -384,15 +525,27 @@ def test_a_mask_that_no_given_length_opens_is_refused(tmp_path, how, blended):
     assert "not on a length that is given" in skipped.reason
 
 
-@pytest.mark.parametrize(("start", "by", "read_"), [(0, 1, True), (-2, 1, False), (9, -1, False)])
-def test_a_counter_passes_a_bound_where_it_starts_there_and_never_falls(tmp_path, start, by, read_):
-    # From 9 down, steps from the eleventh on are below 0, and keep the state for ever.
+@pytest.mark.parametrize(
+    ("start", "by", "after", "read_"),
+    [
+        (0, 1, ("Add", "n by"), True),
+        (-2, 1, ("Add", "n by"), False),
+        (9, -1, ("Add", "n by"), False),
+        (0, -1, ("Sub", "n by"), True),
+        (0, -1, ("Sub", "by n"), False),
+    ],
+)
+def test_a_counter_passes_a_bound_where_it_starts_there_and_never_falls(
+    tmp_path, start, by, after, read_
+):
+    # From 9 down, steps from the eleventh on are below 0, and keep the state for ever; so does
+    # every other step where −1 − n follows n.
     proto = ended_loop("before and after")
     (node,) = proto.graph.node
     body = next(a.g for a in node.attribute if a.name == "body")
     body.input.append(info("n", [], INT64))
     body.output.insert(3, info("n_next", [], INT64))
-    body.node.append(op("Add", "n by", "n_next"))
+    body.node.append(op(*after, "n_next"))
     body.initializer.append(numpy_helper.from_array(np.array(by), "by"))
     next(n for n in body.node if n.output[0] == "after").input[0] = "n"
     proto.graph.initializer.append(numpy_helper.from_array(np.array(start), "n0"))

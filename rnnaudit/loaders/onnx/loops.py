@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
-from rnnaudit.cells.interface import next_state
 from rnnaudit.findings import finding
 from rnnaudit.loaders.interface import listed
 from rnnaudit.loaders.onnx.apart import Ports, alone, keep_apart
@@ -30,8 +28,9 @@ from rnnaudit.loaders.onnx.bodies import (
     trace,
 )
 from rnnaudit.loaders.onnx.counting import Counting
+from rnnaudit.loaders.onnx.indices import DEEPEST, WIDE, Indices, same_number
 from rnnaudit.loaders.onnx.initial import initial_state
-from rnnaudit.loaders.onnx.masks import Step, blending, counted, open_masks, through
+from rnnaudit.loaders.onnx.masks import Step, blending, keeps, open_masks, opened, through
 from rnnaudit.loaders.onnx.nodes import Read, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import filled, for_one, shape_of
@@ -50,10 +49,6 @@ from rnnaudit.results import Finding
 LOOPS = frozenset({"Loop", "Scan"})
 
 _COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
-_DEEPEST = 200
-"""Operators that are followed, one behind another, to see how an index counts."""
-
-_SCALES = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +103,7 @@ class Looped:
     sequences: list[Source]
     outputs: list[Output]
     counters: set[ir.Value]
+    step: ir.Value | None = None
     trips: ir.Value | None = None
     condition: ir.Value | None = None
 
@@ -143,6 +139,7 @@ def _loop(node: ir.Node) -> Looped:
         [],
         [Output(o, w) for o, w in zip(body.outputs[1 + count :], whole[count:], strict=False)],
         {body.inputs[0], body.inputs[1]},
+        step=body.inputs[0],
         trips=node.inputs[0],
         condition=body.outputs[0],
     )
@@ -247,7 +244,18 @@ class _Walk:
         self.counters = self._counters()
         self.step = Step(loop.body, {}, (), {})
         self.masked: list[ir.Value] = []
-        self._slopes: dict[ir.Value, int | None] = {}
+        self.blanked = False
+        self.indices = Indices(
+            loop.body,
+            self.known,
+            loop.step,
+            self.counters,
+            {
+                v.before: v.after
+                for v in loop.variables
+                if v.before in self.counters and v.dtype.value in WIDE
+            },
+        )
 
     def read(self) -> Read | None:
         """Return the recurrence, or None where there is none."""
@@ -318,7 +326,13 @@ class _Walk:
         numbers = {s.entry: self._smallest(s.whole) for s in sources if self._numbers(s.whole)}
         numbers |= {counter: self._least(counter) for counter in self.counters}
         entries = {s.entry for s in sources} - numbers.keys()
-        self.step = Step(self.loop.body, {s.before: s.after for s in states}, entries, numbers)
+        self.step = Step(
+            self.loop.body,
+            {s.before: s.after for s in states},
+            entries,
+            numbers,
+            {s.whole for s in sources},
+        )
         self.masked = open_masks(self.step, self.known) or self._blended(states, sources)
         if not self.masked:
             return states
@@ -328,10 +342,10 @@ class _Walk:
     def _least(self, counter: ir.Value) -> int | None:
         """Return where a counter starts that never falls: the step's own number at 0."""
         start = next((v.start for v in self.loop.variables if v.before is counter), None)
-        if start is None:
-            return 0
-        pace = self._pace(counter)
-        return self._smallest(start) if pace is not None and pace >= 0 else None
+        pace = self.indices.pace(counter)
+        if pace is None or pace < 0:
+            return None
+        return 0 if start is None else self._smallest(start)
 
     def _smallest(self, value: ir.Value) -> int | None:
         stored = self.known.constant(value)
@@ -339,34 +353,29 @@ class _Walk:
 
     def _blended(self, states: list[Variable], sources: list[Source]) -> list[ir.Value]:
         """Do so where a mask is multiplied by: if it is one way, the whole state is kept."""
-        mask = blending(self.step, self.known)
+        found = blending(self.step, self.known)
+        mask, truth = (None, False) if found is None else found
         if mask is None or mask.producer() is None:
             return []
         sides = [shape_of(self.known, v) for v in mask.producer().inputs]  # type: ignore[union-attr]
         rank = max((len(sizes) for sizes in sides if sizes is not None), default=0)
-        for truth in (False, True):
-            self.known.assume(mask, np.full((1,) * rank, truth))
-            try:
-                ports = alone(self._ports(states, self._used(states, sources)))
-                cell = trace(*ports, self.known, self.loop.body, opset=self.opset)
-            except Refused:
-                continue
-            rng = torch.Generator().manual_seed(0)
-            s, x = (
-                torch.randn(4, n, generator=rng, dtype=torch.float64)
-                for n in (cell.state_size, cell.input_size)
-            )
-            if torch.equal(next_state(cell, s, x), s):
-                self.known.assume(mask, np.full((1,) * rank, not truth))
-                return [state.before for state in states]
-        self.known.forget(mask)
-        return []
+        self.known.assume(mask, np.full((1,) * rank, not truth))
+        try:
+            ports = alone(self._ports(states, self._used(states, sources)))
+            kept = keeps(trace(*ports, self.known, self.loop.body, opset=self.opset))
+        except Refused:
+            kept = False
+        if not kept:
+            self.known.forget(mask)
+            return []
+        self.known.assume(mask, np.full((1,) * rank, truth))
+        return [state.before for state in states]
 
     def _numbers(self, value: ir.Value) -> bool:
         """Whether the entries of a sequence are the numbers of the steps."""
         stored, node = self.known.constant(value), value.producer()
-        for _ in range(_DEEPEST):  # a graph may bite its tail
-            if node is None or node.op_type not in _SCALES or node.inputs[0] is None:
+        for _ in range(DEEPEST):  # a graph may bite its tail
+            if node is None or not same_number(node) or node.inputs[0] is None:
                 break
             node = node.inputs[0].producer()
         ranged = node is not None and node.op_type == "Range"
@@ -382,7 +391,9 @@ class _Walk:
                 continue
             given = self._given(output.entry)
             for state in states:
-                if through(state.after, self.known) in given:
+                after = through(state.after, self.known)
+                if after in given:
+                    self.blanked = after is not given[0]
                     return [state, *(s for s in states if s is not state)], output
         outside = [s for s in states if s.final is not None and _read(s.final)]
         if any(_read(output.whole) for output in self.loop.outputs) or not outside:
@@ -395,9 +406,9 @@ class _Walk:
         node = value.producer()
         if node is None or node.op_type != "Where" or node.inputs[0] is None:
             return [value]
-        blanked = counted(node.inputs[0], self.step, self.known)
-        branches = [v for v in node.inputs[1:] if v is not None] if blanked else []
-        return [value, *(through(v, self.known) for v in branches)]
+        truth = opened(node.inputs[0], self.step, self.known)
+        shown = None if truth is None else node.inputs[1 if truth else 2]
+        return [value] if shown is None else [value, through(shown, self.known)]
 
     # --- what every step reads --------------------------------------------------------------
 
@@ -431,12 +442,26 @@ class _Walk:
             whole = self._outside(data)
             if whole is None or self.known.constant(whole) is not None:
                 continue
-            slope = self._slope(index)
+            slope = self.indices.slope(index)
             if kinds[index] != {"step"} or slope not in {1, -1}:
                 raise Refused(f"it reads {whole.name!r} in an order that is not followed")
+            if not self._one(node, index):
+                raise Refused(f"it is not known to read one entry of {whole.name!r} at each step")
             along, kept = self._along(node, index)
             found.append(Source(node.outputs[0], whole, along, slope < 0, kept))
         return found
+
+    def _one(self, node: ir.Node, index: ir.Value) -> bool:
+        """Whether a Gather or Slice is known to pick one entry."""
+        sizes = shape_of(self.known, index)
+        if sizes is None or any(n != 1 for n in sizes):
+            return False
+        end = node.inputs[2] if len(node.inputs) > 2 else None
+        if node.op_type == "Gather":
+            return True
+        step = self.known.constant(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)
+        forward = step is not None and bool((step == 1).all())
+        return end is not None and forward and self.indices.apart(index, end) == 1
 
     def _along(self, node: ir.Node, index: ir.Value) -> tuple[int, bool]:
         """Return the axis that a Gather or Slice picks from, and whether it stays."""
@@ -455,52 +480,6 @@ class _Walk:
         data = node.inputs[0]
         sizes = None if data is None else shape_of(self.known, data)
         return along if along >= 0 or not sizes else along % len(sizes)
-
-    def _slope(self, value: ir.Value, depth: int = 0) -> int | None:
-        """Return by how much a whole number grows with each step; None where that is unknown."""
-        value = resolved(value)
-        if value not in self._slopes:
-            self._slopes[value] = None  # a graph may bite its tail
-            self._slopes[value] = self._followed(value, depth)
-        return self._slopes[value]
-
-    def _followed(self, value: ir.Value, depth: int) -> int | None:
-        if value in self.counters:
-            return self._pace(value)
-        node = value.producer()
-        if node is None or node.graph is not self.loop.body:
-            return 0
-        if self.known.constant(value) is not None:
-            return 0
-        if depth > _DEEPEST:
-            return None
-        if node.op_type in {"Add", "Sub"}:
-            a, b = (self._slope(v, depth + 1) if v is not None else None for v in node.inputs)
-            if a is None or b is None:
-                return None
-            return a + b if node.op_type == "Add" else a - b
-        source = node.inputs[0]
-        if source is None or node.op_type not in _SCALES | {"Neg"}:
-            return None
-        slope = self._slope(source, depth + 1)
-        return -slope if slope is not None and node.op_type == "Neg" else slope
-
-    def _pace(self, counter: ir.Value) -> int | None:
-        """Return by how much a counter grows: the step's number by 1, others as they are summed."""
-        for variable in self.loop.variables:
-            if variable.before is counter:
-                node = resolved(variable.after).producer()
-                if node is None or node.op_type not in {"Add", "Sub"}:
-                    return None
-                sources = [None if v is None else resolved(v) for v in node.inputs]
-                if counter not in sources:
-                    return None
-                by = self.known.constant(node.inputs[1 - sources.index(counter)])
-                if by is None or by.size != 1:
-                    return None
-                step = int(by.reshape(-1)[0])
-                return step if node.op_type == "Add" else -step
-        return 1
 
     def _used(self, states: list[Variable], sequences: list[Source]) -> list[Source]:
         """Return the sequences that reach the state, and values that every step reads whole."""
@@ -611,8 +590,10 @@ class _Walk:
         first, obstacle = sequences[0], ""
         if len(sequences) > 1 or first.kept or first.time not in {0, 1}:
             obstacle = "reads more than one sequence [time, batch, features]"
-        elif self._ended:
+        elif self.masked:
             obstacle = "keeps its state past the end of a sequence"
+        elif self.blanked:
+            obstacle = "gives other outputs past the end of a sequence"
         elif state.source == "computed":
             obstacle = "starts from a state that the graph computes"
         elif more:
@@ -721,7 +702,9 @@ class _Walk:
     @property
     def _ended(self) -> str:
         """What the file computes otherwise, where masks were taken to let every step through."""
-        return "its steps past the end of a sequence keep the state" if self.masked else ""
+        if self.masked:
+            return "its steps past the end of a sequence keep the state"
+        return "its outputs past the end of a sequence are others" if self.blanked else ""
 
     def _holds(self, states: list[Variable]) -> list[Finding]:
         """Warn of states that a condition passes on unchanged."""

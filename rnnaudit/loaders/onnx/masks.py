@@ -14,23 +14,23 @@ import onnx_ir as ir
 
 from rnnaudit.loaders.onnx.bodies import STANDARD, Region, region, resolved
 from rnnaudit.loaders.onnx.contents import integer
+from rnnaudit.loaders.onnx.indices import WIDE
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.values import Knowledge
+from rnnaudit.model import TracedCell
 
 _ORDERS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 _MOVED = frozenset(
     {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Tile", "Transpose"}
 )
-_REDUCED = frozenset({"Shape", "Gather", "Slice", "ReduceMax", "ReduceMin", "ReduceSum"})
-_WIDE = frozenset(
-    kind.value
-    for kind in (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE)
-)
-"""Types in which the numbers of steps keep their order."""
-
+_REDUCED = frozenset({"Gather", "Slice", "ReduceMax", "ReduceMin", "ReduceSum"})
 _NO_LENGTH = (
     "whether it keeps its state depends on the number of the step, and not on a length that is "
     "given"
+)
+_TURNED = (
+    "it keeps its state as long as the number of the step is below a length that is given, and "
+    "not past it"
 )
 
 
@@ -39,13 +39,15 @@ class Step:
     """What a loop's body is given: states and what replaces them, entries, and the step's number.
 
     ``numbers`` are all values that hold the number of the step, entries of a range among them,
-    each with the least that it is at any step, None where that is not known.
+    each with the least that it is at any step, None where that is not known. ``wholes`` are the
+    values outside that entries are picked from.
     """
 
     body: ir.Graph
     states: Mapping[ir.Value, ir.Value]
     entries: Collection[ir.Value]
     numbers: Mapping[ir.Value, int | None]
+    wholes: Collection[ir.Value] = ()
 
     def behind(self, values: Sequence[ir.Value], known: Knowledge) -> Region:
         """Return what values are made of."""
@@ -77,11 +79,13 @@ def open_masks(step: Step, known: Knowledge) -> list[ir.Value]:
         inputs = [] if node is None or node.op_type != "Where" else [*node.inputs]
         held = [i for i in (1, 2) if inputs and _is(inputs[i], before)]
         mask, other = (inputs[0], inputs[3 - held[0]]) if len(held) == 1 else (None, None)
-        if mask is None or other is None or not counted(mask, step, known):
+        truth = None if mask is None or other is None else opened(mask, step, known)
+        if mask is None or other is None or truth is None:
             rest.append((after, ends - {resolved(after)}))
             continue
-        if masks.setdefault(mask, held == [2]) != (held == [2]):
-            raise Refused("one mask keeps a state where it replaces another")
+        if truth != (held == [2]):
+            raise Refused(_TURNED)
+        masks[mask] = truth
         kept.append(before)
         rest.append((other, ends))
     if kept and any(step.number_in(value, known, stops) for value, stops in rest):
@@ -91,41 +95,69 @@ def open_masks(step: Step, known: Knowledge) -> list[ir.Value]:
     return kept
 
 
-def blending(step: Step, known: Knowledge) -> ir.Value | None:
-    """Return the only comparison of the step's number that the next states are made of."""
+def blending(step: Step, known: Knowledge) -> tuple[ir.Value, bool] | None:
+    """Return the only comparison of the step's number that the next states are made of.
+
+    With it comes what it says on sequences of full length.
+    """
     made = step.behind([*step.states.values()], known)
     if not {*made.given, *made.loose} & {*step.numbers}:
         return None
     found = [
-        node.outputs[0]
+        (node.outputs[0], truth)
         for node in made.nodes
-        if node.op_type in _ORDERS and counted(node.outputs[0], step, known)
+        if node.op_type in _ORDERS and (truth := opened(node.outputs[0], step, known)) is not None
     ]
     return found[0] if len(found) == 1 else None
 
 
-def counted(mask: ir.Value, step: Step, known: Knowledge) -> bool:
-    """Whether a mask compares the number of the step; False where it is known or only read.
+def keeps(cell: TracedCell) -> bool:
+    """Whether a step leaves every state as it is: nothing is added, and all that scales is 1."""
+    same = {port.name: port.name for port in cell.states}
+    zero = {name for name, stored in cell.constants.items() if not stored.any()}
+    one = {name for name, stored in cell.constants.items() if bool((stored == 1).all())}
+    for operation in cell.operations:
+        op, left = operation.op, [name for name in operation.inputs if name not in zero]
+        if (op == "Mul" and len(left) < 2) or (op in {"Add", "Identity"} and not left):
+            zero.update(operation.outputs)
+            continue
+        if op == "Mul":
+            left = [name for name in left if name not in one]
+        whole = op in {"Add", "Mul", "Identity"} or (op == "Sub" and left == [operation.inputs[0]])
+        if whole and len(left) == 1 and left[0] in same:
+            same |= dict.fromkeys(operation.outputs, same[left[0]])
+    after = zip(cell.states, cell.next_states, strict=True)
+    return all(same.get(name) == port.name for port, name in after)
+
+
+def opened(mask: ir.Value, step: Step, known: Knowledge) -> bool | None:
+    """Return what a mask says at every step that is below all lengths that are given.
+
+    None where the mask does not compare the number of the step, or is known.
 
     Raises:
-        Refused: It depends on what the step reads or carries as well.
+        Refused: It depends on what the step reads or carries as well, or on no length.
     """
     made = step.behind([mask], known)
     if not {*made.given, *made.loose} & {*step.numbers}:
-        return False
+        return None
     for value in made.given:
         if value in step.states:
             raise Refused(
                 "whether it keeps its state depends on the number of the step and on the state"
             )
-        if value not in step.numbers and not (value.dtype and value.dtype.is_integer()):
+        if value not in step.numbers:
             raise Refused(
                 "whether it keeps its state depends on the number of the step and on "
                 f"{value.name!r}, which it reads"
             )
-    if not _lengths(mask, step, known):
+    truths = {*_lengths(mask, step, known).values()}
+    if len(truths) != 1:
         raise Refused(_NO_LENGTH)
-    return True
+    (truth,) = truths
+    if not truth:  # what is then not so must be so at every step
+        _lengths(mask, step, known, negated=True)
+    return truth
 
 
 def _lengths(
@@ -170,14 +202,25 @@ def _compared(
     below = op.startswith("Less") == (at == 0)
     bound, least = known.constant(sides[1 - at]), step.numbers[numbers[at]]
     if bound is None:
-        length = _origin(sides[1 - at], _MOVED | _REDUCED)
-        if length.producer() is None and known.constant(length) is None:
-            return {length: below != negated}
-        raise Refused(_NO_LENGTH)
+        length = _length(sides[1 - at], step, known)
+        if length is None:
+            raise Refused(_NO_LENGTH)
+        return {length: below != negated}
     never_below = op.endswith("OrEqual") and not below and least is not None
     if never_below and not negated and bool((bound <= least).all()):
         return {}
     raise Refused(_NO_LENGTH)
+
+
+def _length(value: ir.Value, step: Step, known: Knowledge) -> ir.Value | None:
+    """Return what a length is made of; None where that is what the step reads, or is computed."""
+    origin = _origin(value, _MOVED | _REDUCED)
+    node = origin.producer()
+    if node is not None and node.op_type == "Shape" and node.domain in STANDARD:
+        return node.inputs[0]
+    if node is not None or known.constant(origin) is not None or origin in step.wholes:
+        return None
+    return None if step.behind([value], known).given else origin
 
 
 def _origin(value: ir.Value, operators: Collection[str]) -> ir.Value:
@@ -187,7 +230,7 @@ def _origin(value: ir.Value, operators: Collection[str]) -> ir.Value:
         node = value.producer()
         if node is None or node.op_type not in operators or node.domain not in STANDARD:
             break
-        narrow = node.op_type == "Cast" and integer(node, "to", 0) not in _WIDE
+        narrow = node.op_type == "Cast" and integer(node, "to", 0) not in WIDE
         if narrow or not node.inputs or node.inputs[0] is None:
             break
         value = node.inputs[0]
