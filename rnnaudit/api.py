@@ -25,6 +25,7 @@ from rnnaudit import (
     swap,
     trial,
 )
+from rnnaudit.arguments import checked
 from rnnaudit.data import Data, InputRange, load_data, of_arrays
 from rnnaudit.effects import Effects
 from rnnaudit.errors import RnnauditWarning, UnsupportedModelError, UsageError
@@ -51,6 +52,7 @@ Calls = tuple[Any, ...] | list[tuple[Any, ...]]
 """What a live module is called with: the arguments of one call, or of several."""
 
 
+@checked
 def load(
     source: str | Path | nn.Module,
     *,
@@ -72,9 +74,12 @@ def load(
     """
     if isinstance(source, nn.Module):
         return live.confirmed(read_module(source), source)
+    if not isinstance(source, (str, Path)):
+        raise _no_model(source)
     return loaders.load(source, trust_pickle=trust_pickle, weights=weights)
 
 
+@checked
 def build(factory: str, weights: str | Path | None = None) -> Model:
     """Run ``package.module:callable``, and read the recurrences of the module that it returns.
 
@@ -90,6 +95,7 @@ def build(factory: str, weights: str | Path | None = None) -> Model:
     return live.confirmed(read_module(module, Path(factory)), module)
 
 
+@checked
 def audit(
     model: Source,
     *,
@@ -198,6 +204,7 @@ def truncate(
 ) -> Report: ...
 
 
+@checked
 def truncate(
     model: Source, output: str | Path | None = None, **settings: Any
 ) -> Report | nn.Module:
@@ -256,7 +263,7 @@ def truncate(
     if isinstance(model, nn.Module):
         truncated, report = truncate_module(model, **settings)
         for said in _warnings(report):
-            warnings.warn(said, RnnauditWarning, stacklevel=2)
+            warnings.warn(said, RnnauditWarning, stacklevel=3)
         return truncated
     raise UsageError(
         f"an output must be named where the model is a {type(model).__name__}, got none",
@@ -288,6 +295,7 @@ def _warnings(report: Report) -> Iterator[str]:
             )
 
 
+@checked
 def truncate_module(
     module: nn.Module,
     *,
@@ -465,6 +473,7 @@ def _truncated_file(
     )
 
 
+@checked
 def verify(
     original: Source,
     candidate: str | Path,
@@ -501,6 +510,7 @@ def verify(
     return assembly.of_comparison(model, candidate, judged, settings, data=data, findings=findings)
 
 
+@checked
 def certify(
     model: Source,
     output: str | Path,
@@ -558,6 +568,7 @@ def certify(
     return found if seen is None else replace(found, data=seen.description)
 
 
+@checked
 def check(certificate: str | Path, model: Source) -> Report:
     """Prove again what a file claims of a model, without the search that found it.
 
@@ -574,6 +585,7 @@ def check(certificate: str | Path, model: Source) -> Report:
     return checking.check(Path(certificate), _model(model))
 
 
+@checked
 def replay(model: Source, witness: str | Path) -> Report:
     """Run a witness that `audit` saved again, in the model's own runtime.
 
@@ -607,9 +619,14 @@ def _model(source: Source) -> Model:
         return source
     if isinstance(source, (str, Path, nn.Module)):
         return load(source)
-    raise UsageError(
+    raise _no_model(source)
+
+
+def _no_model(source: object) -> UsageError:
+    return UsageError(
         "a model must be a path, an nn.Module or what rnnaudit.load returns, got "
         f"{type(source).__name__}",
+        help="for example rnnaudit.load('model.onnx')",
     )
 
 

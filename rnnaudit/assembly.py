@@ -401,13 +401,16 @@ def _about(plan: Plan, judged: Equivalence) -> tuple[Finding, ...]:
     if weak:
         kinds = {"synthetic": "synthetic inputs", "measured": "the data", "chosen": "your choice"}
         sources = " and ".join(dict.fromkeys(kinds[t.evidence] for t in weak))
-        remarks.append(
-            finding(
-                "RA301",
-                weak[0].recurrence if len(weak) == 1 else "depths",
-                f"the depth rests on {sources}, not on a proof",
-            )
+        rests = finding(
+            "RA301",
+            weak[0].recurrence if len(weak) == 1 else "depths",
+            f"the depth rests on {sources}, not on a proof",
         )
+        if any(t.evidence == "chosen" for t in weak):
+            rests = replace(
+                rests, help="without --depth it rests on the strongest evidence there is"
+            )
+        remarks.append(rests)
     return (*remarks, *_failures(judged))
 
 

@@ -9,6 +9,7 @@ import torch
 
 import rnnaudit
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
+from rnnaudit.reports import JsonRenderer
 
 
 @pytest.fixture
@@ -160,3 +161,68 @@ def test_what_is_no_model_or_no_data_is_refused_by_what_it_is(model):
 def test_the_package_names_what_is_public():
     assert {"LoadError", "Report", "audit", "truncate", "verify"} <= set(dir(rnnaudit))
     assert all(hasattr(rnnaudit, name) for name in dir(rnnaudit))
+
+
+WRONG = {
+    "a number": ("eps", "confidence", "exceed", "time_budget"),
+    "a whole number": ("seed", "depth", "max_depth", "steps", "opset"),
+    "a path": ("witness", "candidate", "weights"),
+    "a text": ("layer",),
+    "a pair of finite numbers": ("input_range",),
+    "(proved|max|auto)": ("evidence", "norm", "form"),
+}
+
+
+def functions(path, tmp_path):
+    """Return each function of the API, the arguments that it needs, and names of others."""
+    settings = {"eps", "seed", "time_budget"}
+    measured = {*settings, "confidence", "exceed", "layer", "input_range"}
+    cut = {*measured, "depth", "max_depth", "steps", "evidence", "form"}
+    proof, written = tmp_path / "proof.json", tmp_path / "cut.onnx"
+    module = torch.nn.RNN(2, 3)
+    return [
+        (rnnaudit.audit, (path,), {*measured, "norm", "witness"}),
+        (rnnaudit.truncate, (path, written), {*cut, "opset"}),
+        (rnnaudit.truncate, (module,), cut),
+        (rnnaudit.truncate_module, (module,), cut),
+        (rnnaudit.verify, (path, written), settings),
+        (rnnaudit.certify, (path, proof), {*settings, "norm", "layer", "input_range"}),
+        (rnnaudit.load, (path,), {"weights"}),
+    ]
+
+
+@pytest.mark.parametrize("value", ["a", [1], (1, 2, 3), True, 1j, {}, b"x", torch.tensor(0.1)])
+def test_an_argument_of_the_wrong_kind_is_refused_in_one_line(model, tmp_path, value):
+    for function, given, names in functions(model, tmp_path):
+        for kind, of_it in WRONG.items():
+            for name in names.intersection(of_it):
+                if isinstance(value, str) and kind in {"a path", "a text"}:
+                    continue
+                with pytest.raises(UsageError, match=rf"{name} must be {kind}") as refused:
+                    function(*given, **{name: value})
+                assert ", got " in str(refused.value)
+                assert refused.value.help
+
+
+@pytest.mark.parametrize("ends", [(1, 0), (0, 0), (0, float("inf")), (float("nan"), 1), (1,), 3])
+def test_a_range_of_inputs_is_a_pair_of_finite_numbers_in_order(model, ends):
+    with pytest.raises(UsageError, match="input_range must be a pair of finite numbers"):
+        rnnaudit.audit(model, input_range=ends)
+
+
+def test_nothing_is_no_value_of_a_setting_that_needs_one(model, tmp_path):
+    for function, given, names in functions(model, tmp_path):
+        for name in names & {"eps", "seed", "confidence"}:
+            with pytest.raises(UsageError, match=f"{name} must be a"):
+                function(*given, **{name: None})
+    with pytest.raises(UsageError, match=r"what rnnaudit\.load returns, got int"):
+        rnnaudit.load(3)
+
+
+def test_numbers_of_numpy_are_numbers(model, tmp_path):
+    settings = {"eps": np.float32(0.5), "seed": np.int64(1), "time_budget": np.float64(1.0)}
+    report = rnnaudit.truncate(model, tmp_path / "cut.onnx", depth=np.int64(3), **settings)
+    again = rnnaudit.audit(model, exceed=np.float32(0.5), **settings)
+    assert [type(report.settings[n]) for n in ("eps", "seed")] == [float, int]
+    for each in (report, again):
+        assert JsonRenderer().render(each)

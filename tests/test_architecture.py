@@ -18,7 +18,7 @@ FLOORS = {
     for floor, rooms in enumerate(
         (
             ("results", "errors", "findings", "threads", "versions"),
-            ("model", "reports"),
+            ("model", "reports", "arguments"),
             ("cells", "norms", "runtime", "runtime_child", "data", "policy"),
             ("certificates", "estimators", "loaders"),
             ("depth", "verification", "checking", "modules"),

@@ -192,7 +192,7 @@ def test_every_finding_of_the_report_is_warned_of_once():
         assert sum(each.id in line and each.message in line for line in said) == 1
     assert not any("--" in line for line in said)
     (rests,) = (line for line in said if line.startswith("RA301"))
-    assert rests.endswith("; evidence='proved' refuses anything weaker")
+    assert rests.endswith("; without depth= it rests on the strongest evidence there is")
 
 
 def test_what_stays_is_warned_of_and_what_was_chosen_is_not():
