@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from rnnaudit import cells
@@ -246,6 +247,61 @@ def test_an_unrolled_recurrence_may_run_backwards(tmp_path):
     found = read(tmp_path, proto)
     assert only(found).direction == "reverse"
     agrees(proto, found)
+
+
+END = 2**62
+BOUNDS = {
+    "from the front": (lambda t: (t, t + 1), STEPS, "zero"),
+    "from the end": (lambda t: (t - STEPS, t - STEPS + 1 or END), "T", "zero"),
+    "from the end, to the length": (lambda t: (t - STEPS, t - STEPS + 1 or STEPS), STEPS, "zero"),
+    "up to 0, which takes nothing": (lambda t: (t - STEPS + 1, t - STEPS + 2), "T", "refused"),
+    "past the end": (lambda t: (t + 2, t + 3), STEPS, "refused"),
+    "before the front": (lambda t: (t - STEPS - 1, t - STEPS), STEPS, "computed"),
+    "from the last on to the first": (lambda t: (t - 1, t or END), "T", "computed"),
+    "two at once": (lambda t: (t, t + 2), STEPS, "refused"),
+}
+"""Bounds at step t, the sequence's length, and what its state starts from: a first step that
+is unlike the others computes it."""
+
+
+@pytest.mark.parametrize("how", BOUNDS)
+def test_slices_are_entries_where_each_takes_one_next_to_the_one_before(tmp_path, how):
+    bounds, length, start = BOUNDS[how]
+    proto = unrolled(LSTM, way="Slice")
+    proto.graph.input[0].CopyFrom(info("X", [length, "N", INPUTS]))
+    cuts = [node for node in proto.graph.node if node.op_type == "Slice"]
+    for t, node in enumerate(cuts):
+        for i, number in enumerate(bounds(t), 1):
+            node.input[i] = f"bound{t}_{i}"
+            kept = numpy_helper.from_array(np.array([number]), node.input[i])
+            proto.graph.initializer.append(kept)
+    found = read(tmp_path, proto)
+    if start == "refused":
+        assert found.skipped
+        return
+    assert only(found).initial.source == start
+    if start == "zero":
+        agrees(proto, found)
+
+
+def test_slices_along_an_axis_that_only_the_caller_knows_are_no_entries(tmp_path):
+    proto = unrolled(LSTM, way="Slice")
+    proto.graph.input.append(info("axis", [1], TensorProto.INT64))
+    for node in proto.graph.node:
+        if node.op_type == "Slice":
+            node.input[3] = "axis"
+    assert read(tmp_path, proto).skipped
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_of_every_axis_are_entries_of_one_sequence_of_a_fixed_batch_too(tmp_path, axis):
+    proto = unrolled(LSTM, way="Slice of every axis", axis=axis)
+    shape = [1, INPUTS]
+    shape.insert(axis, STEPS)
+    proto.graph.input[0].CopyFrom(info("X", shape))
+    found = read(tmp_path, proto)
+    assert not found.skipped
+    agrees(proto, found, axis, rows=1)
 
 
 # --- steps that are not alike -----------------------------------------------------------------

@@ -278,7 +278,8 @@ class _Alignment:
         paces = {b - a for a, b in pairwise(places)}
         if paces == {0}:
             return False
-        if len(paces) > 1 or not paces <= {1, -1}:
+        around = min(places) < 0 <= max(places)  # from the last entry on to the first
+        if len(paces) > 1 or not paces <= {1, -1} or around:
             raise Refused(f"it reads {first.whole.name!r} in an order that is not followed")
         (pace,) = paces
         start = places[0] - pace * self.start
@@ -352,20 +353,26 @@ def _cut(value: ir.Value, known: Knowledge) -> _Cut | None:
         return _placed(
             known, node.inputs[0], integer(node, "axis", 0), int(index.item()), index.shape
         )
-    if node.op_type == "Slice":
-        return _sliced(node, known)
-    if node.op_type == "Split":
-        axis = integer(node, "axis", 0)
-        sizes = integers(node, "split", [known.constant(v) for v in node.inputs], 1)
-        length = _length(known, node.inputs[0], axis)
-        if sizes is None and length is not None:
-            sizes = [1] * len(node.outputs) if length == len(node.outputs) else None
-        if sizes is None or any(size != 1 for size in sizes):
-            return None
-        return _placed(known, node.inputs[0], axis, [*node.outputs].index(value), (1,))
-    if node.op_type == "SequenceAt":
-        return _taken(node, known)
-    return None
+    try:
+        if node.op_type == "Slice":
+            return _sliced(node, known)
+        if node.op_type == "Split":
+            return _split(value, node, known)
+    except ValueError:  # where it is cut is not known
+        return None
+    return _taken(node, known) if node.op_type == "SequenceAt" else None
+
+
+def _split(value: ir.Value, node: ir.Node, known: Knowledge) -> _Cut | None:
+    """Return the entry that one output of a Split is, where each is one."""
+    axis, whole = integer(node, "axis", 0), node.inputs[0]
+    sizes = integers(node, "split", [known.constant(v) for v in node.inputs], 1)
+    count = len(node.outputs)
+    if sizes is None and whole is not None and _length(known, whole, axis) == count:
+        sizes = [1] * count
+    if sizes is None or whole is None or any(size != 1 for size in sizes):
+        return None
+    return _placed(known, whole, axis, [*node.outputs].index(value), (1,))
 
 
 def _placed(
@@ -385,22 +392,44 @@ def _length(known: Knowledge, whole: ir.Value, axis: int) -> int | None:
 
 def _sliced(node: ir.Node, known: Knowledge) -> _Cut | None:
     """Return the one entry that a Slice cuts out, the other axes left whole."""
-    given = [known.constant(v) for v in node.inputs]
-    starts, ends = (integers(node, name, given, i) for i, name in ((1, "starts"), (2, "ends")))
-    whole = node.inputs[0]
-    if starts is None or ends is None or whole is None or len(starts) != len(ends):
+    whole, given = node.inputs[0], [known.constant(v) for v in node.inputs]
+    starts, ends, axes, steps = (
+        integers(node, name, given, i + 1)
+        for i, name in enumerate(("starts", "ends", "axes", "steps"))
+    )
+    if starts is None or ends is None or whole is None:
         return None
-    axes = integers(node, "axes", given, 3) or [*range(len(starts))]
-    steps = integers(node, "steps", given, 4) or [1] * len(starts)
-    cut: _Cut | None = None
+    cut: list[tuple[int, int]] = []
+    single: list[tuple[int, int]] = []
+    axes, steps = axes or [*range(len(starts))], steps or [1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         length = _length(known, whole, axis)
-        if start == 0 and step == 1 and end >= (_FAR if length is None else length) != 1:
-            continue
-        if cut is not None or step != 1 or not (end == start + 1 or (start == -1 and end >= _FAR)):
+        taken = _within(start, end, length) if step == 1 else None
+        if taken is None:
             return None
-        cut = _placed(known, whole, axis, start, (1,))
-    return cut
+        place, count = taken
+        if count == length or (count is None and length is None):
+            single += [(axis, place)] if length == 1 else []
+        elif count == 1:
+            cut.append((axis, place))
+        else:
+            return None
+    chosen = cut or single
+    return _placed(known, whole, *chosen[0], (1,)) if len(chosen) == 1 else None
+
+
+def _within(start: int, end: int, length: int | None) -> tuple[int, int | None] | None:
+    """Return the first entry that a Slice takes and how many; None for all of an unknown length.
+
+    Nothing where neither one entry nor all are known to be taken.
+    """
+    if length is not None:
+        low, high, _ = slice(start, end).indices(length)
+        return low, max(0, high - low)
+    if start == 0 and end >= _FAR:
+        return 0, None
+    one = end == start + 1 != 0 or (start == -1 and end >= _FAR)
+    return (start, 1) if one else None
 
 
 def _taken(node: ir.Node, known: Knowledge) -> _Cut | None:

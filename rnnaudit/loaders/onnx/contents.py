@@ -46,11 +46,19 @@ def integer(node: ir.Node, name: str, default: int) -> int:
 def integers(
     node: ir.Node, name: str, inputs: Sequence[Array | None], index: int
 ) -> list[int] | None:
-    """Return a list that is an attribute in older opsets and an input in newer ones."""
+    """Return a list that is an attribute in older opsets and an input in newer ones.
+
+    None where it is left out.
+
+    Raises:
+        ValueError: It is given, and not known.
+    """
     attribute = node.attributes.get(name)
     if attribute is not None:
         return [int(i) for i in attribute.as_ints()]
     stored = inputs[index] if index < len(inputs) else None
+    if stored is None and index < len(node.inputs) and node.inputs[index] is not None:
+        raise ValueError(f"{name} of {node.op_type} is not known")
     return None if stored is None else [int(i) for i in np.atleast_1d(stored)]
 
 

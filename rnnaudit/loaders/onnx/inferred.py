@@ -135,7 +135,8 @@ class Inference:
         starts, ends, axes, steps = (
             [self._numbers(v, depth) for v in node.inputs[1:]] + [None] * 4
         )[:4]
-        if starts is None or ends is None:
+        unknown = any(v is not None and self._numbers(v, depth) is None for v in node.inputs[1:])
+        if starts is None or ends is None or unknown:
             return None
         axes = axes or [*range(len(starts))]
         steps = steps or [1] * len(starts)
