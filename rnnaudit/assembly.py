@@ -284,7 +284,7 @@ def _remarks(found: Examination, data: Data | None) -> tuple[Finding, ...]:
         if each.obstacles is not None:
             below = each.recurrence.layer > 0
             remarks += in_the_way(each.obstacles, label, below=below, steps=each.steps)
-        remarks += _cut(each.refutation, each.obstacles, label)
+        remarks += _cut(each.refutation, each.obstacles, label, proofs=each.certificates.cut)
         remarks += _cut_norms(found, each)
     for stack in found.stacks:
         whole = stack.depth(eps, found.settings)
@@ -311,10 +311,15 @@ def _cut_norms(found: Examination, each: Examined) -> tuple[Finding, ...]:
 
 
 def _cut(
-    refutation: Refutation | None, obstacles: Obstacles | None, where: str
+    refutation: Refutation | None,
+    obstacles: Obstacles | None,
+    where: str,
+    *,
+    proofs: bool = False,
 ) -> tuple[Finding, ...]:
     """Say which searches the time budget ended early."""
     what = (
+        ("proofs", proofs),
         ("counterexamples", refutation is not None and refutation.cut),
         ("fixed points, cycles and divergence", obstacles is not None and obstacles.cut),
     )

@@ -123,7 +123,7 @@ def caveats(
                 f"by {up(study.resolution, 1)}",
             )
         )
-    elif measured.k is None:
+    elif measured.k is None and _beyond_the_data(study, measured, eps):
         found.append(
             finding(
                 "RA202",
@@ -133,7 +133,7 @@ def caveats(
                 f"of {n} sequences",
             )
         )
-    elif min(study.lengths) < 2 * measured.k and not study.whole:
+    elif measured.k is not None and min(study.lengths) < 2 * measured.k and not study.whole:
         found.append(
             finding(
                 "RA204",
@@ -174,6 +174,13 @@ def caveats(
             )
         )
     return found
+
+
+def _beyond_the_data(study: DepthStudy, measured: MeasuredDepth, eps: float) -> bool:
+    """Whether the data themselves show too little, and not only what time there was for."""
+    rows = zip(study.needed(eps), study.horizons, study.lengths, strict=True)
+    short = sum(need is None and horizon == length for need, horizon, length in rows)
+    return short > measured.set_aside
 
 
 def cut_study(study: DepthStudy, where: str) -> Finding:

@@ -15,6 +15,8 @@ from rnnaudit.certificates import Domain, certify
 from rnnaudit.estimators import obstacles
 from rnnaudit.evidence import in_the_way
 from rnnaudit.model import RELU, TANH, ElmanCell, InitialState, Recurrence
+from rnnaudit.reports.paragraph import paragraph
+from rnnaudit.reports.wording import verdict
 from tests import strategies
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -131,6 +133,11 @@ def test_an_audit_says_which_searches_its_time_budget_ended(tmp_path):
     assert ("gru[0]", "counterexamples") in ended
     assert ("gru", "counterexamples") in ended
     assert ("gru[0]", "norms after r = 1 of 256") in ended
+    assert ("gru[0]", "proofs") in ended
+    # The budget, and not the sequences, is why nothing is measured.
+    assert "RA202" not in {f.id for f in report.findings}
+    assert "k(1e-3) is unknown: the time budget ended the study" in str(verdict(report))
+    assert "unknown: the time budget ended the study" in paragraph(report)
 
 
 def test_what_a_layer_below_holds_is_not_called_an_input():

@@ -531,6 +531,7 @@ def test_a_study_that_was_cut_short_shows_no_number():
     measured = MeasuredDepth(None, 0, 5, None, 0.95, True)
     words = "unknown: the study was cut short, or the data are too short"
     assert wording.longer(measured, cut=False) == words
+    assert wording.longer(measured, cut=True) == "unknown: the time budget ended the study"
     assert terminal.brief(measured).plain == "?"
 
 

@@ -114,4 +114,4 @@ def _ranked(search: Search) -> CertificateSet:
     if not ranked:
         why = search.failures[0][1] if search.failures else "no method applies to this cell"
         reason = NoProof(why)
-    return CertificateSet(ranked, reason, tuple(search.failures), search.dynamics)
+    return CertificateSet(ranked, reason, tuple(search.failures), search.dynamics, search.expired)

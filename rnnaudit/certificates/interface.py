@@ -148,12 +148,14 @@ class CertificateSet:
         no_proof: Why there is none.
         failures: The methods that proved nothing, and why.
         dynamics: What composition needs beside the proofs; None where nothing is known.
+        cut: Whether the time ended before the search for them did.
     """
 
     certificates: tuple[Certificate, ...]
     no_proof: NoProof | None = None
     failures: tuple[tuple[str, str], ...] = ()
     dynamics: Dynamics | None = None
+    cut: bool = False
 
     @property
     def outputs(self) -> tuple[Tensor, Tensor] | None:

@@ -25,7 +25,10 @@ def _sentences(report: Report) -> Iterator[str]:
     path = report.model.path
     yield f"{path} fails its gate" if failures else path
     yield from map(_why, failures)
-    verdict, depths = str(wording.verdict(report)), wording.depths(report.depth)
+    verdict, depths = (
+        str(wording.verdict(report)),
+        wording.depths(report.depth, cut=wording.cut_short(report)),
+    )
     if verdict not in told:
         yield verdict
     for recurrence in report.recurrences:

@@ -159,6 +159,8 @@ def seen(report: Report) -> str:
 
 def longer(measured: MeasuredDepth, cut: bool) -> str:
     """Say that the memory outlasts the data, or what the time budget let the data show."""
+    if measured.longer_than == 0 and cut:
+        return "unknown: the time budget ended the study"
     if measured.longer_than == 0:
         return "unknown: the study was cut short, or the data are too short"
     shown = "" if measured.longer_than is None else f": more than {measured.longer_than}"
@@ -189,14 +191,14 @@ def sample(measured: MeasuredDepth) -> str:
     return numbers.counted(measured.sequences, "sequence") + aside
 
 
-def depths(depth: Depth) -> str:
-    """Say every depth that is known, each with its evidence."""
+def depths(depth: Depth, *, cut: bool = False) -> str:
+    """Say every depth that is known, each with its evidence; ``cut`` as in `longer`."""
     facts = []
     if depth.proved is not None:
         facts.append(f"proved {depth.proved}")
     if depth.measured is not None:
         measured = depth.measured
-        k = longer(measured, cut=False) if measured.k is None else f"measured {measured.k}"
+        k = longer(measured, cut) if measured.k is None else f"measured {measured.k}"
         facts.append(f"{k} ({sample(measured)})")
     if depth.refuted_below is not None:
         facts.append(f"no k < {depth.refuted_below} (witness)")
