@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
@@ -235,6 +236,29 @@ def test_the_json_of_a_gate_lists_every_file_in_order(inside, capsys):
     jsonschema.validate(found, gate_schema())
     assert [r["model"]["path"] for r in found["reports"]] == inside
     assert (found["passed"], found["failed"], found["refused"]) == (False, 1, 2)
+
+
+def test_a_gate_sets_as_many_sequences_aside_as_inspect_does(inside, models, capsys):
+    # One sequence in sixty is a hundred times as large, and errs by as much more at each depth.
+    x = np.random.default_rng(0).choice([-0.01, 0.01], (60, 64, 1))
+    x[7] *= 100
+    np.save(models / "x.npy", x)
+    cell = torch.nn.RNN(1, 2, bias=False)
+    torch.nn.init.eye_(cell.weight_hh_l0).data.mul_(0.3)
+    torch.save(cell.state_dict(), models / "pure.weights")
+    asked = ("pure.weights", "--eps", "1e-4", "--data", "x.npy", "--input-range=-1:1")
+    run(capsys, "gate", *asked, "--require", "any", "--format", "json", "-o", "wide.json")
+    (wide,) = json.loads((models / "wide.json").read_text())["reports"]
+    asked += ("--exceed", "0.1")
+    alone = json.loads(run(capsys, "inspect", *asked, "--format", "json")[1])
+    (gated,) = json.loads(run(capsys, "gate", *asked, "--format", "json")[1])["reports"]
+    assert gated["depth"] == alone["depth"]
+    assert gated["settings"]["exceed"] == alone["settings"]["exceed"] == 0.1
+    assert gated["depth"]["measured"]["k"] < wide["depth"]["measured"]["k"]
+    code, out, _ = run(capsys, "gate", *asked, "--baseline", "wide.json")
+    assert code == 1
+    assert "wanted  exceed = not given" in out
+    assert "got     exceed = 0.1" in out
 
 
 def test_paths_inside_the_working_folder_are_relative(inside, models, capsys):

@@ -58,17 +58,26 @@ def _same_question(report: Report, before: Report) -> Rule:
             ("domain", before.domain, report.domain),
             ("data", before.data, report.data),
             ("scope", before.scope, report.scope),
+            ("confidence", before.settings.get("confidence"), report.settings.get("confidence")),
+            ("exceed", before.settings.get("exceed"), report.settings.get("exceed")),
         )
         if was != now
     ]
     return Rule(
         "baseline settings",
         not asked,
-        "; ".join(f"{name} = {was}" for name, was, _ in asked) or "as in the baseline",
-        "; ".join(f"{name} = {now}" for name, _, now in asked) or "as in the baseline",
+        "; ".join(f"{name} = {_shown(was)}" for name, was, _ in asked) or "as in the baseline",
+        "; ".join(f"{name} = {_shown(now)}" for name, _, now in asked) or "as in the baseline",
         "",
         "give the options that the baseline was made with, or write the baseline again",
         "RA235",
+    )
+
+
+def _shown(value: object) -> object:
+    """Return what a baseline holds of a setting, whatever that is, in one line."""
+    return (
+        "not given" if value is None else numbers.clean(value) if isinstance(value, str) else value
     )
 
 
