@@ -428,6 +428,24 @@ def test_batch_first_nodes_are_read_with_their_states_turned(tmp_path):
     assert b.whole
 
 
+@pytest.mark.parametrize(
+    ("shape", "steps"),
+    [([20, -1, 3], 20), ([-1, 20, 3], 20), ([-1, 2, 3], None), ([0, -1, 3], None)],
+)
+def test_steps_that_a_reshape_before_the_node_fixes_are_said(tmp_path, shape, steps):
+    turned = shape == [-1, 20, 3]
+    nodes = [
+        helper.make_node("Reshape", ["flat", "shape"], ["made"]),
+        helper.make_node("Transpose", ["made"], ["X"], perm=[1, 0, 2] if turned else [0, 1, 2]),
+        helper.make_node("GRU", ["X", "W", "R", "B"], ["Y"], hidden_size=4, linear_before_reset=1),
+    ]
+    constants = {k: v for k, v in weights("GRU").items() if k in "WRB"} | {"shape": np.array(shape)}
+    found = read(tmp_path, model(nodes, {"flat": ["T", "M"]}, {"Y": None}, constants))
+    messages = [f.message for f in found.findings if f.id == "RA126"]
+    assert bool(messages) == (steps is not None)
+    assert all(f"at {steps} steps" in message for message in messages)
+
+
 def test_sequence_lengths_are_recorded_and_said(tmp_path):
     constants = weights("GRU")
     node = helper.make_node("GRU", ["X", "W", "R", "B", "lens"], ["Y"], name="cell", hidden_size=4)

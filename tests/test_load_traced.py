@@ -151,6 +151,25 @@ def test_a_masked_step_forgets_nothing(tmp_path):
     assert torch.equal(cells.jacobian(cell, s, held), torch.eye(4, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    ("length", "trips", "said"),
+    [
+        (STEPS, 2**63 - 1, [f"its sequences at {STEPS} steps"]),
+        ("T", STEPS, [f"at most {STEPS} steps"]),
+        ("T", 2**63 - 1, []),
+    ],
+)
+def test_a_loop_of_as_many_steps_as_the_graph_fixes_is_said_to_be(tmp_path, length, trips, said):
+    proto = ended_loop("shorter than")
+    proto.graph.input[0].CopyFrom(info("X", [length, "N", 3]))
+    for stored in proto.graph.initializer:
+        if stored.name == "trips":
+            stored.CopyFrom(numpy_helper.from_array(np.array(trips), "trips"))
+    messages = [f.message for f in read(tmp_path, proto).findings if f.id == "RA126"]
+    assert len(messages) == len(said)
+    assert all(text in message for text, message in zip(said, messages, strict=True))
+
+
 def test_a_loop_that_counts_down_runs_in_reverse(tmp_path):
     body = graph(
         [

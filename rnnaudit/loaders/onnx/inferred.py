@@ -63,6 +63,13 @@ class Inference:
                 return None
         return self._found[value]
 
+    def made(self, value: ir.Value) -> Sizes | None:
+        """Return a value's axes as its operator makes them, whatever is told of it."""
+        try:
+            return self._made(value, 1)
+        except MALFORMED:
+            return None
+
     def _made(self, value: ir.Value, depth: int) -> Sizes | None:
         node = value.producer()
         if node is None or node.domain not in {"", "ai.onnx"} or not node.inputs:

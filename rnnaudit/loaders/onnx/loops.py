@@ -31,7 +31,7 @@ from rnnaudit.loaders.onnx.counting import Counting
 from rnnaudit.loaders.onnx.indices import DEEPEST, WIDE, Indices, same_number
 from rnnaudit.loaders.onnx.initial import initial_state
 from rnnaudit.loaders.onnx.masks import Step, blending, keeps, open_masks, opened, through
-from rnnaudit.loaders.onnx.nodes import Read, plain_name
+from rnnaudit.loaders.onnx.nodes import Read, fixed_steps, plain_name
 from rnnaudit.loaders.onnx.refusal import Refused
 from rnnaudit.loaders.onnx.shapes import filled, for_one, shape_of
 from rnnaudit.loaders.onnx.wiring import Wiring
@@ -47,6 +47,9 @@ from rnnaudit.model import (
 from rnnaudit.results import Finding
 
 LOOPS = frozenset({"Loop", "Scan"})
+
+LONGEST = 2**31 - 1
+"""Steps that mean "as many as there are", where a Loop is given a number of them."""
 
 _COLLECTS = frozenset({"Concat", "SequenceInsert", "ScatterElements", "ScatterND", "Scatter"})
 
@@ -553,7 +556,12 @@ class _Walk:
             batch,
             units,
             plain_name(states[0].dtype.name.lower()),
-            (self._note(states, sequences), *self._holds(states), *findings),
+            (
+                self._note(states, sequences),
+                *self._holds(states),
+                *self._fixed(sequences),
+                *findings,
+            ),
             frozenset() if last is None else frozenset({last}),
         )
 
@@ -698,6 +706,17 @@ class _Walk:
         )
         op = self.loop.node.op_type
         return finding("RA130", self.name, f"the {op} carries {carries} and reads {reads}")
+
+    def _fixed(self, sequences: list[Source]) -> list[Finding]:
+        """Say that the graph fixes how many entries there are, or how many steps are taken."""
+        first = next(s for s in sequences if s.time is not None)
+        found = fixed_steps(self.known, first.whole, first.time or 0, self.name)
+        trips = self.known.constant(self.loop.trips)
+        most = int(trips.item()) if trips is not None and trips.size == 1 else 0
+        if found or not 1 < most < LONGEST:
+            return found
+        text = f"the graph takes at most {most} steps; what is proved holds for any"
+        return [finding("RA126", self.name, text)]
 
     @property
     def _ended(self) -> str:

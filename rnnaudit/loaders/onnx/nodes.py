@@ -25,6 +25,7 @@ from rnnaudit.loaders.onnx.axes import Atom, Axis, Layout, axis, length
 from rnnaudit.loaders.onnx.contents import Spread
 from rnnaudit.loaders.onnx.reading import Array
 from rnnaudit.loaders.onnx.refusal import Refused
+from rnnaudit.loaders.onnx.shapes import fixed_length
 from rnnaudit.loaders.onnx.values import Knowledge
 from rnnaudit.loaders.onnx.wiring import Wiring
 from rnnaudit.model import (
@@ -242,10 +243,7 @@ def _placed(reader: _Reader, layer: Layer, layout: int) -> Read:
     if isinstance(width, int) and width != layer.input_size:
         raise Refused(f"X has {width} features, W reads {layer.input_size}")
     time, batch = x.axes[:2] if layout == 0 else x.axes[1::-1]
-    steps = length(time)
-    if isinstance(steps, int) and steps > 1:
-        text = f"the graph fixes its sequences at {steps} steps; what is proved holds for any"
-        reader.note("RA126", text)
+    reader.findings += fixed_steps(reader.known, x_value, layout, reader.name)
     hidden = layer.recurrences[0].cell.hidden_size
     D = Atom(f"{reader.name}:directions", len(layer.recurrences))
     H = Atom(f"{reader.name}:units", hidden)
@@ -272,6 +270,15 @@ def _placed(reader: _Reader, layer: Layer, layout: int) -> Read:
         tuple(reader.findings),
         finals=frozenset(outputs[1:2]),
     )
+
+
+def fixed_steps(known: Knowledge, x: ir.Value, axis: int, name: str) -> list[Finding]:
+    """Say of a sequence, whose steps are along an axis, that the graph fixes how many there are."""
+    steps = fixed_length(known, x, axis)
+    if steps is None or steps < 2:
+        return []
+    text = f"the graph fixes its sequences at {steps} steps; what is proved holds for any"
+    return [finding("RA126", name, text)]
 
 
 _PLAIN = {"float": "float32", "double": "float64"}

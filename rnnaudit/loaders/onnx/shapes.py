@@ -30,6 +30,13 @@ def shape_of(known: Knowledge, *values: ir.Value | None) -> Sizes | None:
     return found
 
 
+def fixed_length(known: Knowledge, value: ir.Value, along: int) -> int | None:
+    """Return how long an axis is whatever the graph is given; None where nothing tells."""
+    told = shape_of(known, value), Inference(known, _first).made(value)
+    lengths = (sizes[along] for sizes in told if sizes is not None and along < len(sizes))
+    return next((n for n in lengths if n is not None), None)
+
+
 def _first(known: Knowledge, value: ir.Value) -> Sizes | None:
     return next(iter(_told(known, value)), None)
 
