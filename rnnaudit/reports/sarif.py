@@ -18,8 +18,6 @@ from rnnaudit.results import Finding, Outcome, Refusal, Report, Rule, Severity
 from rnnaudit.versions import versions
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-HELP = "urn:rnnaudit:finding:"
-"""Where a finding is explained: a name for its page, which `rnnaudit explain` prints."""
 
 _ROOT = "%SRCROOT%"
 
@@ -195,7 +193,10 @@ def _rule(id_: str) -> Mapping[str, Any]:
         "id": id_,
         "shortDescription": {"text": what.title},
         "fullDescription": {"text": f"{what.title}. {what.help[:1].upper()}{what.help[1:]}."},
-        "help": {"text": f"{what.title}: {what.help}", "markdown": page(id_)},
-        "helpUri": HELP + id_,
+        # The whole page, since viewers can open a helpUri only where it leads to the web.
+        "help": {
+            "text": f"{what.title}: {what.help}; rnnaudit explain {id_} says more",
+            "markdown": page(id_),
+        },
         "defaultConfiguration": {"level": what.severity},
     }
