@@ -145,7 +145,7 @@ def load_witness(path: str | Path) -> Stored:
     path = Path(path)
     try:
         found = _arrays(path)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+    except Exception as error:  # whatever an archive or the header of an array can hold
         reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
         raise _refuse(path, reason or type(error).__name__) from error
     prefix, inputs, distances = (found[name] for name in ("prefix", "inputs", "distances"))
@@ -197,6 +197,8 @@ def _arrays(path: Path) -> Mapping[str, Any]:
         stored = np.load(file, allow_pickle=False)
         axes_of = _ARRAYS | {n: axes for n, axes in _OPTIONAL.items() if n in stored}
         found = {name: stored[name] for name in (*axes_of, *_TEXTS)}
+    if no := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{no[0]} must be an array")
     for name, axes in axes_of.items():
         array = found[name]
         if array.ndim != axes or array.dtype != np.float64 or not np.isfinite(array).all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def arrays(model, **changed):
         "fingerprint": np.array(refutation.weights_fingerprint(r)),
         "domain": np.array("|x| ≤ 1"),
     } | changed
+
+
+def header(shape):
+    """Return the beginning of a file of numbers that says it has this shape."""
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(16)
 
 
 def saved(path, found):
@@ -214,6 +221,45 @@ def test_hostile_files_are_refused(model, tmp_path):
     for path, words in wanted.items():
         with pytest.raises(LoadError, match=words):
             rnnaudit.replay(model, path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (b"", "inputs must be an array"),
+        (b"cposix\nsystem\n(S'true'\ntR.", "inputs must be an array"),
+        (b"\x93NUMPY\x01\x00\x04\x00{}\n\n", "."),
+        (header("(True, 1)"), "."),
+        (header("(10**12, 1)"), "."),
+        (header("(1000000000000, 1)"), "allocate"),
+        (header("(-1, 1)"), "negative"),
+        (header("(" * 500), "."),
+    ],
+)
+def test_an_entry_that_is_no_array_of_numbers_is_refused_in_one_line(
+    model, tmp_path, capsys, entry, words
+):
+    path = saved(tmp_path / "w.npz", {k: v for k, v in arrays(model).items() if k != "inputs"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("inputs.npy", entry)
+    with pytest.raises(LoadError, match=words):
+        rnnaudit.replay(model, path)
+    assert app.main(["verify", str(model), "--witness", str(path)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error[RA237]")
+
+
+def test_no_byte_that_is_changed_in_a_witness_ends_in_a_traceback(model, tmp_path):
+    path = tmp_path / "w.npz"
+    np.savez_compressed(path, **arrays(model))
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(300):
+        raw = bytearray(whole)
+        for at in rng.integers(len(raw), size=rng.integers(1, 4)):
+            raw[at] = rng.integers(256)
+        path.write_bytes(raw)
+        with contextlib.suppress(LoadError):
+            refutation.load_witness(path)
 
 
 @pytest.mark.parametrize(
