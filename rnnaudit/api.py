@@ -217,8 +217,8 @@ def truncate(
     The depth rests on the strongest evidence that gives one within ``max_depth``: a proof,
     your data, synthetic inputs. A measured depth is taken at ε/2, so that inputs a little
     worse than those measured still keep ε; where verification on fresh inputs fails all
-    the same, it is raised and verified again. A model that fails is written only where
-    ``depth`` was given.
+    the same, it is raised and verified again, and the layers that break ε at every depth
+    tried stay as they are. A model that fails is written only where ``depth`` was given.
 
     Args:
         model: A loaded model, a live module, or the path of a model.
@@ -456,6 +456,11 @@ def _truncated_file(
         tried = trial.first_to_pass(
             found, candidates, file, shape=shape, data=served, progress=progress
         )
+        if depth is None and not tried.judged.passed:
+            tried, lost = trial.without_failures(
+                found, tried, shape=shape, data=served, progress=progress
+            )
+            kept += lost
         if tried.judged.passed or depth is not None:
             export.write(tried.graph, output)
             timed = steps or (trial.TIMED_STEPS if data is None else max(data.lengths))

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -448,24 +449,26 @@ def _whole(
     """Measure a stack's output, through its readout."""
     note = work.start(f"measuring {stack.name}")
 
-    def study(x: Tensor, budget: float | None) -> DepthStudy:
+    def study(x: Tensor, budget: float | None, *, glance: bool = False) -> DepthStudy:
         return study_stack(
             stack,
             x,
             norm=settings.norm,
-            epsilons=settings.epsilons,
+            epsilons=tuple(dict.fromkeys((settings.eps, *settings.epsilons))),
             budget_s=budget,
             progress=note,
             floor=floor_for(settings.eps),
             whole=inputs.whole,
+            glance=glance,
         )
 
     cost = sum(cells.multiplications(r.cell) for r in stack.recurrences())
     if stack.readout is not None:
         cost += stack.readout.A.numel()
-    if len(stack.layers) > 1 and not stack.causal:
-        cost *= LAYERWISE
-    return _study(study, inputs, cost, settings, work)
+    if len(stack.layers) == 1 or stack.causal:
+        return _study(study, inputs, cost, settings, work)
+    first = partial(study, glance=True)
+    return _study(study, inputs, cost * LAYERWISE, settings, work, glance=first)
 
 
 def _study(
@@ -474,8 +477,10 @@ def _study(
     cost: float,
     settings: Settings,
     work: _Work,
+    *,
+    glance: Callable[[Tensor, float | None], DepthStudy] | None = None,
 ) -> DepthStudy:
-    """Study every sequence; where that is expensive, a few first.
+    """Study every sequence; where that is expensive, a few first, at a ``glance`` if there is one.
 
     One sequence more than may exceed ε that needs more than it can show settles the answer
     for all, so that a model that never forgets is found out on the pilot. What is done
@@ -487,10 +492,11 @@ def _study(
     shares = MEASURES
     if most > AFFORDABLE and len(longest) > PILOT:
         shares /= 2
-        pilot = merged(study(longest[:PILOT], work.seconds(shares)), owners[-1][:PILOT])
+        few, own = longest[:PILOT], owners[-1][:PILOT]
+        pilot = merged((glance or study)(few, work.seconds(shares)), own)
         allowed = settings.failures(sum(len(own.unique()) for own in owners))
         if pilot.needed(settings.eps).count(None) > allowed:
-            return pilot
+            return merged(study(few, work.seconds(shares)), own) if glance else pilot
     return pool(
         [
             merged(study(x, work.seconds(shares / len(groups))), own)

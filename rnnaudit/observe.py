@@ -32,8 +32,16 @@ from rnnaudit.verification.slots import of_graph
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-SEQUENCES = 35
+SEQUENCES, FEWER = 35, 15
+"""Synthetic sequences: seven of each kind, or three where a model is large."""
+
 LENGTH = 256
+
+LARGE = 350_000
+"""Multiplications per step of all recurrences, above which a model is large.
+
+From there on depths up to `LENGTH` on `SEQUENCES` of them take minutes: 4e11 multiplications.
+"""
 
 MOST_ROWS = 256
 """Rows of a layer's batch axis (frequency bands, say) that are measured, all sequences together."""
@@ -101,7 +109,7 @@ def observe(
     *,
     seed: int,
     input_range: InputRange | None = None,
-    sequences: int = SEQUENCES,
+    sequences: int | None = None,
     length: int = LENGTH,
 ) -> Observation:
     """Bring the data, or synthetic inputs where there are none, to every recurrence.
@@ -109,6 +117,7 @@ def observe(
     Raises:
         LoadError: The data do not fit the width of the model's input.
     """
+    sequences = sequences or _fitting(model)
     fixed: Mapping[int, int] = {}
     if model.graph is not None and not (model.whole and data is None):
         given, findings, fixed = _captured(
@@ -166,13 +175,19 @@ def observe_rows(
     return _observation(model, rows, made_up, description, findings)
 
 
+def _fitting(model: Model) -> int:
+    """Return how many synthetic sequences suit the size of a model."""
+    step = sum(cells.multiplications(r.cell) for r in model.recurrences())
+    return FEWER if step > LARGE else SEQUENCES
+
+
 def _filled_up(
     model: Model,
     given: Mapping[int, _Rows],
     seed: int,
     *,
     input_range: InputRange | None,
-    sequences: int = SEQUENCES,
+    sequences: int | None = None,
     lengths: Sequence[int] | None = None,
 ) -> list[_Rows]:
     """Return the rows of every stack: those given, else synthetic ones of ``lengths``."""
@@ -180,7 +195,9 @@ def _filled_up(
     return [
         given[i]
         if i in given
-        else _Rows.single(_made_up(stack, sequences, lengths[i], seed + i, input_range))
+        else _Rows.single(
+            _made_up(stack, sequences or _fitting(model), lengths[i], seed + i, input_range)
+        )
         for i, stack in enumerate(model.stacks)
     ]
 

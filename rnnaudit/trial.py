@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,8 +22,8 @@ from rnnaudit.estimators import Witness
 from rnnaudit.examine import Examination, Progress
 from rnnaudit.model import Model
 from rnnaudit.planning import TRIES
-from rnnaudit.reports.numbers import counted
-from rnnaudit.results import Equivalence, Export
+from rnnaudit.reports.numbers import counted, up
+from rnnaudit.results import Equivalence, Export, Skipped
 from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification import verify
@@ -71,35 +72,97 @@ def first_to_pass(
         data: The user's sequences.
         progress: Called with what is being done and the share that is done.
     """
-    from rnnaudit import export
-
-    model, settings = found.model, found.settings
     for number, plan in enumerate(islice(candidates, TRIES)):
         if progress is not None:
             progress("verifying" if number == 0 else "verifying a deeper truncation", 0.0)
-        forms = export.choose(model, plan.depths, shape, found.seen.lengths)
-        metadata = {**plan.metadata(settings.eps), **_beside(found, plan, forms)}
-        graph = export.truncate_graph(
-            model,
-            plan.depths,
-            forms,
-            opset=shape.opset,
-            guarded=shape.guard,
-            metadata=metadata,
-        )
-        export.write(graph, file)
-        judged = verify(
-            model,
-            file,
-            eps=settings.eps,
-            depths=plan.depths,
-            data=data,
-            # The same for every plan, so that a deeper one is held to what a shallower one failed.
-            seed=settings.seed,
-            time_budget=settings.time_budget,
-        )
-        if judged.passed:
+        trial = _attempt(found, plan, file, shape, data)
+        if trial.judged.passed:
             break
+    return trial
+
+
+def without_failures(
+    found: Examination,
+    failed: Trial,
+    *,
+    shape: Shape,
+    data: Data | None,
+    progress: Progress | None,
+) -> tuple[Trial, tuple[Skipped, ...]]:
+    """Leave layers out of a plan that fails, until the others pass: those that fail alone first.
+
+    Where each passes alone, the one that errs most is left out, and so on. Arguments are
+    those of `first_to_pass`.
+
+    Returns:
+        The trial that passes and what it leaves out; ``failed`` and nothing where none does.
+    """
+    depths = failed.plan.depths
+    units = [
+        unit
+        for stack in found.model.stacks
+        for layer in stack.layers
+        if (unit := tuple(r.label for r in layer.recurrences if r.label in depths))
+    ]
+    if len(units) < 2 or shape.form == "last":  # the last form may be open to all layers only
+        return failed, ()
+    errors = {}
+    for number, unit in enumerate(units):
+        if progress is not None:
+            progress("verifying each layer alone", number / len(units))
+        judged = _attempt(found, _only(failed.plan, unit), failed.file, shape, data).judged
+        errors[unit] = math.inf if judged.max_abs_error is None else judged.max_abs_error
+    best_first = sorted(units, key=errors.__getitem__)
+    eps = found.settings.eps
+    most = min(len(units) - 1, sum(errors[unit] <= eps for unit in units))
+    for count in range(most, 0, -1):
+        labels = [label for unit in best_first[:count] for label in unit]
+        if progress is not None:
+            progress("verifying the layers that hold", 1 - count / len(units))
+        trial = _attempt(found, _only(failed.plan, labels), failed.file, shape, data)
+        if trial.judged.passed:
+            lost = [unit for unit in units if unit in best_first[count:]]
+            return trial, tuple(
+                Skipped(
+                    label,
+                    f"cut alone to {depths[label]} steps, it moves the model's outputs by "
+                    f"{up(errors[unit])} where both are compared",
+                )
+                for unit in lost
+                for label in unit
+            )
+    return failed, ()
+
+
+def _only(plan: Plan, labels: Sequence[str]) -> Plan:
+    return Plan(tuple(t for t in plan.truncations if t.recurrence in labels))
+
+
+def _attempt(found: Examination, plan: Plan, file: Path, shape: Shape, data: Data | None) -> Trial:
+    """Write a plan and verify it."""
+    from rnnaudit import export
+
+    model, settings = found.model, found.settings
+    forms = export.choose(model, plan.depths, shape, found.seen.lengths)
+    graph = export.truncate_graph(
+        model,
+        plan.depths,
+        forms,
+        opset=shape.opset,
+        guarded=shape.guard,
+        metadata={**plan.metadata(settings.eps), **_beside(found, plan, forms)},
+    )
+    export.write(graph, file)
+    judged = verify(
+        model,
+        file,
+        eps=settings.eps,
+        depths=plan.depths,
+        data=data,
+        # The same for every plan, so that a deeper one is held to what a shallower one failed.
+        seed=settings.seed,
+        time_budget=settings.time_budget,
+    )
     return Trial(plan, forms, graph, file, judged)
 
 

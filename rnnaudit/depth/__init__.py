@@ -68,24 +68,28 @@ def study_stack(
     progress: Progress | None = None,
     floor: float = MERGED,
     whole: bool = False,
+    glance: bool = False,
 ) -> DepthStudy:
     """Measure truncation depths of a whole stack, through its readout, on x [N, T, I].
 
     Where all layers run in one direction they are restarted together: depth k is the model
     run on a window of its last k inputs. Otherwise, or where ``layerwise`` asks for it,
     each recurrence is truncated to the same depth on its own. With one layer every depth
-    is evaluated; with several, every depth that decides for one of ``epsilons``.
+    is evaluated; with several, those that decide for ``epsilons``, and all where that is cheap.
 
     Args:
         stack: The layers and the readout.
         x: Inputs, aligned with time.
         norm: ``max`` over output units, or ``2``.
         layerwise: Force one form or the other; layers of both directions have only one.
-        epsilons: What depths are wanted for, where not every depth is evaluated.
+        epsilons: What depths are wanted for, where not every depth is evaluated; the one that
+            matters most first.
         budget_s: Stop after this many seconds; the study then says how far it came.
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
         whole: Whether no sequence can be longer than these.
+        glance: Where not every depth is evaluated, evaluate only the largest that the data can
+            tell of.
     """
     how = How.of(norm, floor, budget_s, progress, whole=whole)
     recurrences = list(stack.recurrences())
@@ -97,4 +101,4 @@ def study_stack(
         return study_together(system, cells.reads(recurrences[0], x), how)
     if len(stack.layers) == 1:
         return study_layer(stack.layers[0], stack.readout, x, how)
-    return study_grid(stack, x, epsilons, how)
+    return study_grid(stack, x, epsilons, how, glance=glance)

@@ -17,7 +17,8 @@ from rnnaudit.depth.study import DepthStudy, grid
 from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.results import Norm
 
-_MOST = 2e11  # multiplications of a layer by layer study, beyond which it says less
+# Multiplications of a layer by layer study, for any and for many sequences; and for each.
+_LEAST, _MOST, _EACH = 1e11, 2e11, 6e9
 
 
 class _Direction:
@@ -128,67 +129,123 @@ class _Layerwise:
         return float(step) * self.x.shape[1] * (depth + 1)
 
 
-def study_grid(stack: Stack, x: Tensor, epsilons: Sequence[float], how: How) -> DepthStudy:
-    """Truncate every recurrence to each depth, from where all have merged downward.
+class _Search:
+    """Errors by depth of a stack cut layer by layer, and how much finding them has cost."""
+
+    def __init__(self, stack: Stack, x: Tensor, epsilons: Sequence[float], how: How) -> None:
+        """Run the stack in full, and evaluate depth 0.
+
+        ``shown`` are the depths of the curve, ``table`` the errors [N] by depth.
+        """
+        self.stack, self.how, self.N = stack, how, len(x)
+        self.layerwise = _Layerwise(stack, x, how.floor)
+        self.most = max(epsilons)
+        self.spent, self.worth = 0.0, min(_MOST, max(_LEAST, _EACH * self.N))
+        self.table: dict[int, Tensor] = {}
+        self.exceeded = torch.zeros(self.N, dtype=torch.long)  # the largest depth that errs by more
+        self.unknown = x.new_full((self.N,), math.nan)
+        self.shown = frozenset(grid(x.shape[1]))
+        self.last = x.shape[1] - 1
+        self.look(0)
+
+    def over(self) -> bool:
+        """Whether the study has cost what it may."""
+        return self.spent > self.worth or self.how.clock.over()
+
+    def going(self, depth: int) -> Tensor:
+        """Return the sequences that keep the largest ε at every larger depth evaluated."""
+        return (self.exceeded < depth).nonzero().squeeze(1)
+
+    def cost(self, depth: int) -> float:
+        """Return about what evaluating a depth costs."""
+        count = self.N if depth in self.shown else len(self.going(depth))
+        return self.layerwise.cost(depth) * count
+
+    def look(self, depth: int) -> bool:
+        """Evaluate a depth on the sequences going, one of the curve on all; not where it is over.
+
+        Returns whether it was evaluated.
+        """
+        if depth and self.over():
+            return False
+        which = torch.arange(self.N) if depth in self.shown else self.going(depth)
+        self.spent += self.layerwise.cost(depth) * len(which)
+        gap = read(self.layerwise.deviations(depth, which), self.stack.readout)
+        found = norm_of(gap, self.how.norm).amax(1)
+        self.table[depth] = self.unknown.index_copy(0, which, found)
+        errs = which[~(found <= self.most)]
+        self.exceeded[errs] = self.exceeded[errs].clamp(min=depth)
+        return True
+
+    def merged(self) -> int | None:
+        """Return the depth at which all have merged, at most the last; None if that is dear."""
+        self.spent += self.layerwise.cost(self.last) * self.N
+        found = None if self.over() else self.layerwise.merged(self.how.clock.over)
+        return None if found is None else min(found, self.last)
+
+    def climb(self, eps: float, served: Tensor, end: int) -> None:
+        """Evaluate the curve's depths below ``end``, up to one at which those ``served`` keep ε."""
+        for depth in grid(end):
+            if depth not in self.table and not self.look(depth):
+                return
+            self.how.report(depth / (self.last + 1))
+            if not self._errs(depth, eps, served):
+                return
+
+    def _errs(self, depth: int, eps: float, which: Tensor) -> bool:
+        return not bool((self.table[depth][which] <= eps).all())
+
+    def narrow(self, eps: float, served: Tensor) -> None:
+        """Halve between the depths that enclose what the sequences ``served`` need for ε."""
+        low = max((k for k in self.table if self._errs(k, eps, served)), default=None)
+        high = min((k for k in self.table if low is not None and k > low), default=None)
+        while low is not None and high is not None and high - low > 1:
+            middle = (low + high) // 2
+            if not self.look(middle):
+                return
+            low, high = (middle, high) if self._errs(middle, eps, served) else (low, middle)
+
+
+def study_grid(
+    stack: Stack, x: Tensor, epsilons: Sequence[float], how: How, *, glance: bool = False
+) -> DepthStudy:
+    """Truncate every recurrence of a stack on its own, at every depth that this can afford.
 
     A sequence is done at the first depth that exceeds the largest ε: what it needs for any
-    of them is then known, and no smaller depth can change it. A grid of small depths is
-    added for the curve. Where the time budget or ``_MOST`` ends the descent, depths below
-    are unknown (NaN), and what a sequence needs is at most the last one that was reached.
+    of them is then known, and no smaller depth can change it. The most that the data can
+    tell comes first, half of what they show. Then for each of ``epsilons``, the one that matters
+    most first, the depths of the curve follow up to where all keep it, and what they need is
+    enclosed. All other depths follow where the study affords them: else what a sequence needs
+    is the smallest depth evaluated from which on all that were evaluated keep ε. Depths that
+    were not reached are unknown (NaN). A ``glance`` takes the first look alone.
     """
-    N, T, _ = x.shape
-    layerwise = _Layerwise(stack, x, how.floor)
-    unknown = x.new_full((N,), math.nan)
-    most = max(epsilons)
-    spent = 0.0
-
-    def evaluate(depth: int, which: Tensor) -> Tensor:
-        nonlocal spent
-        spent += layerwise.cost(depth) * len(which)
-        gap = read(layerwise.deviations(depth, which), stack.readout)
-        return unknown.index_copy(0, which, norm_of(gap, how.norm).amax(1))
-
-    def over() -> bool:
-        return spent > _MOST or how.clock.over()
-
-    table = {0: evaluate(0, torch.arange(N))}
-    top = layerwise.merged(how.clock.over)
-    horizon = T
-    if top is None:
-        table[1], horizon = unknown, 1
+    T = x.shape[1]
+    search = _Search(stack, x, epsilons, how)
+    table, top, horizon = search.table, None, T
+    start = search.last if how.whole else min(search.last, (T + 1) // 2)
+    if start and not search.look(start):
+        table[1], horizon = search.unknown, 1
     else:
-        top = min(top, T - 1)
-        going = torch.arange(N)
-        half = (T + 1) // 2
-        if (
-            top > half and not how.whole
-        ):  # what errs here needs more than the data can show, whatever the rest
-            table[half] = evaluate(half, going)
-            going = (table[half] <= most).nonzero().squeeze(1)
-        shown = [k for k in grid(top) if 0 < k < top]
-        for depth in range(top, 0, -1):
-            if not len(going):
-                break
-            if over():
-                table[depth] = unknown
-                break
-            which = torch.arange(N) if depth in shown else going
-            table[depth] = found = evaluate(depth, which)
-            going = going[found[going] <= most]
-            how.report((top - depth) / top)
-        for depth in shown:
-            if depth not in table and not over():
-                table[depth] = evaluate(depth, torch.arange(N))
+        served = search.going(start)  # what errs there can be served by none
+        for eps in () if glance else epsilons:
+            search.climb(eps, served, start)
+            search.narrow(eps, served)
+        top = None if glance else search.merged()
+        rest = [k for k in range(top or 0, 0, -1) if k not in table]
+        if search.spent + sum(search.cost(k) for k in rest) <= search.worth:
+            for depth in rest:
+                if not len(search.going(depth)) or not search.look(depth):
+                    break
     how.report(1.0)
     depths = sorted(table)
     return DepthStudy(
         errors=torch.stack([table[k] for k in depths], dim=1),
         depths=tuple(depths),
-        lengths=(T,) * N,
-        horizons=(horizon,) * N,
+        lengths=(T,) * search.N,
+        horizons=(horizon,) * search.N,
         norm=how.norm,
         floor=how.floor,
-        every_depth=depths == list(range(len(depths))),
-        resolutions=_of_layer(layerwise.last, stack.readout, how.norm),
+        every_depth=top is not None and table.keys() >= set(range(top + 1)),
+        resolutions=_of_layer(search.layerwise.last, stack.readout, how.norm),
         whole=how.whole,
     )

@@ -12,7 +12,7 @@ k; for several it is cheaper, and each sequence found is then judged by the cut 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +38,12 @@ from rnnaudit.results import EPSILONS
 
 AFFORDABLE = 4e10
 """Multiplications that judging one sequence at the largest depth may cost."""
+
+WORTH = 3e11
+"""What a search may cost in multiplications, so that it ends in about a minute on two cores."""
+
+CALL, UNIT = 1e6, 128
+"""Multiplications in whose time a step starts, and in whose time it bends one unit's state."""
 
 LEAST = 8
 """The shortest horizon that is worth a search."""
@@ -97,7 +103,7 @@ def refute_both_ways(
         hunt.window(max(1, min(horizon, known + max(1, known // 16))), horizon, eps)
         if hunt.known(eps) <= known:
             break
-    return Refutation(hunt.recordings(eps), horizon, cut=hunt.over())
+    return Refutation(hunt.recordings(eps), horizon, cut=hunt.late())
 
 
 def _beyond(k: int) -> int:
@@ -108,6 +114,15 @@ def _beyond(k: int) -> int:
 def _steps(k: int) -> int:
     """Return the steps of a sequence that holds such a window in its middle."""
     return 2 * (_beyond(k) + k) - 1
+
+
+def _cost(stack: Stack, steps: int, rows: int) -> float:
+    """Return what ``steps`` of all recurrences cost, each on so many states at once."""
+    cost = 0.0
+    for recurrence in stack.recurrences():
+        cell = recurrence.cell
+        cost += CALL + rows * (cells.multiplications(cell) + UNIT * cell.state_size)
+    return steps * cost
 
 
 def _apart(stack: Stack, x: Tensor, k: int) -> Tensor:
@@ -194,17 +209,26 @@ class _Judged:
         """Return one more than the largest depth tried that errs by more than ε; 0 for none."""
         return max((k + 1 for k, e in self.errors.items() if self.errs(e, eps)), default=0)
 
-    def raise_to(self, eps: float, known: int, horizon: int) -> None:
+    def raise_to(
+        self, eps: float, known: int, horizon: int, afford: Callable[[float], bool]
+    ) -> None:
         """Look for the largest depth from ``known`` to ``horizon`` that errs, if that one does.
 
-        Errors mostly fall with the depth, which halving relies on; each it tries is judged.
+        Errors mostly fall with the depth, which halving relies on; each it tries is judged,
+        while ``afford`` allows its cost.
         """
         low, high = known, horizon + 1
-        if low > horizon or not self.errs(self.error(low), eps):
+        if low > horizon or not self._found(low, eps, afford):
             return
         while high - low > 1:
             middle = min((low + high) // 2, 2 * low + 8)
-            low, high = (middle, high) if self.errs(self.error(middle), eps) else (low, middle)
+            low, high = (middle, high) if self._found(middle, eps, afford) else (low, middle)
+
+    def _found(self, depth: int, eps: float, afford: Callable[[float], bool]) -> bool:
+        """Say whether a depth is found to err by more than ε; not where that is too dear."""
+        if depth not in self.errors and not afford(_cost(self.stack, depth, self.x.shape[1])):
+            return False
+        return self.errs(self.error(depth), eps)
 
     def recording(self) -> Recording:
         """Return the sequence as a witness."""
@@ -239,10 +263,22 @@ class _Hunt:
         self.examples = None if examples is None else box.clip(examples[: 4 * _DRAWN])
         self.best = box.low.new_zeros(0, 1, len(box.low))
         self.judged: list[_Judged] = []
+        self.worth = WORTH
 
-    def over(self) -> bool:
+    def late(self) -> bool:
         """Whether the time has ended."""
         return self.end is not None and time.monotonic() >= self.end
+
+    def over(self) -> bool:
+        """Whether the time has ended, or the search has cost what it is worth."""
+        return self.worth <= 0 or self.late()
+
+    def afford(self, cost: float) -> bool:
+        """Take a judgement's multiplications from what is left, or say that it is over."""
+        if self.over():
+            return False
+        self.worth -= cost
+        return True
 
     def known(self, eps: float) -> int:
         """Return the depth below which none holds for ε, as far as was found."""
@@ -253,6 +289,7 @@ class _Hunt:
         T = _steps(k)
 
         def gap(x: Tensor) -> Tensor:
+            self.worth -= _cost(self.stack, T, 2 * len(x)) * (3 if x.requires_grad else 1)
             return _apart(self.stack, x, k)
 
         search = Ascent(gap, self.box, self.over)
@@ -288,7 +325,7 @@ class _Hunt:
         for each in sorted({*EPSILONS, eps}):  # the smallest first: it needs the largest depth
             if self.over():
                 break
-            judged.raise_to(each, self.known(each), horizon)
+            judged.raise_to(each, self.known(each), horizon, self.afford)
         if judged.errors:
             self.judged.append(judged)
 
