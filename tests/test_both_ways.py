@@ -162,6 +162,24 @@ def test_the_horizon_falls_with_the_cost_of_a_step_and_a_search_without_time_say
     assert refute_both_ways(leaky(0.5), -one, one, horizon=64, budget_s=0.0).cut
 
 
+def test_a_search_ends_where_it_has_cost_what_it_is_worth_and_not_for_lack_of_time(monkeypatch):
+    low, high = -torch.ones(2).double(), torch.ones(2).double()
+    stack = random_stack(3, ["gru", "elman"], gain=0.5, readout=False)
+    whole = refute_both_ways(stack, low, high, horizon=32)
+    costs = []
+    for worth in (0.0, 2e10, 6e10):
+        monkeypatch.setattr("rnnaudit.estimators.both_ways.WORTH", worth)
+        part = refute_both_ways(stack, low, high, horizon=32)
+        assert not part.cut
+        costs.append(sum(len(each.depths) for each in part.witnesses))
+        assert all(
+            (part.refuted_below(eps) or 0) <= (whole.refuted_below(eps) or 0) for eps in EPSILONS
+        )
+    assert costs[0] == 0
+    assert costs == sorted(costs)
+    assert sum(len(each.depths) for each in whole.witnesses) > costs[1] > 0
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kind", ["pt", "onnx"])
 def test_what_an_audit_saves_of_both_directions_replays_in_the_model_s_runtime(

@@ -286,6 +286,42 @@ def test_a_layerwise_study_that_must_stop_claims_no_depth_that_it_has_not_seen(m
     assert not spent.complete
 
 
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**31), gain=st.sampled_from([0.3, 0.7]))
+def test_a_layerwise_study_that_must_be_cheap_evaluates_what_it_claims(seed, gain):
+    rng = torch.Generator().manual_seed(seed)
+    stack = random_stack(["gru", "elman"], 2, 4, rng, bidirectional=True, gain=gain)
+    x = draw(rng, 3, 80, 2)
+    errors = layerwise_errors(stack, x)
+    wanted = (1e-3, *EPSILONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layerwise, "_LEAST", 2e7)
+        patch.setattr(layerwise, "_EACH", 0.0)
+        study = depth.study_stack(stack, x, epsilons=wanted)
+    for eps in EPSILONS:
+        for row, k in zip(errors, study.needed(eps), strict=True):
+            if k is None:
+                assert row[40] > eps * (1 - 1e-6)
+            else:
+                assert k in study.depths
+                assert row[k] <= eps * (1 + 1e-6)
+    # The one that needs most of the ε that matters most is known to the step.
+    if None not in study.needed(1e-3):
+        assert max(study.needed(1e-3)) == int((errors.amax(0) > 1e-3).nonzero().max()) + 1
+
+
+def test_what_a_glance_finds_to_have_no_depth_has_none():
+    rng = torch.Generator().manual_seed(5)
+    for gain in (0.3, 0.7, 2.0):
+        stack = random_stack(["gru", "elman"], 2, 4, rng, bidirectional=True, gain=gain)
+        x = draw(rng, 4, 60, 2)
+        full, first = (depth.study_stack(stack, x, glance=glance) for glance in (False, True))
+        assert first.depths == (0, 30)
+        for eps in EPSILONS:
+            for exact, told in zip(full.needed(eps), first.needed(eps), strict=True):
+                assert told is not None or exact is None
+
+
 @pytest.mark.parametrize(("decay", "T", "k"), [(0.9, 400, 88), (0.99, 2400, 1146)])
 def test_a_leaky_integrator_needs_exactly_what_its_geometric_series_says(decay, T, k):
     one = torch.ones(1, 1, dtype=torch.float64)

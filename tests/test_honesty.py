@@ -13,6 +13,9 @@ import rnnaudit
 from rnnaudit import api
 from rnnaudit.data import Data
 from rnnaudit.errors import UnsupportedModelError
+from rnnaudit.estimators.probes import KINDS
+from rnnaudit.loaders import load
+from rnnaudit.observe import observe
 from rnnaudit.reports import wording
 from rnnaudit.reports.numbers import near, up
 from rnnaudit.runtime import describe
@@ -407,3 +410,12 @@ def test_the_floor_of_float32_is_what_torch_s_own_modules_differ_by(tmp_path):
     assert f"up to {up(report.depth.float32_noise)}" in told.message
     torch.save(module.state_dict(), tmp_path / "m.pt")  # in float64 by now
     assert rnnaudit.audit(tmp_path / "m.pt", data=x, time_budget=1.0).depth.float32_noise is None
+
+
+@pytest.mark.parametrize(("hidden", "sequences"), [(128, 35), (320, 15)])
+def test_large_models_are_measured_on_fewer_synthetic_sequences(tmp_path, hidden, sequences):
+    torch.save(torch.nn.LSTM(2, hidden).state_dict(), tmp_path / "lstm.pt")
+    seen = observe(load(tmp_path / "lstm.pt"), None, seed=0)
+    assert len(seen.stacks[0][0]) == sequences
+    assert seen.description.startswith(f"{sequences} synthetic sequences")
+    assert {seen.kinds[0].count(kind) for kind in KINDS} == {sequences // len(KINDS)}

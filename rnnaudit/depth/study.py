@@ -74,8 +74,8 @@ class DepthStudy:
     def needed(self, eps: float) -> tuple[int | None, ...]:
         """Return K_i(ε) of each sequence.
 
-        It is the smallest depth such that it and every later one keep the error ≤ ε at all
-        positions, or a larger one where the study did not come down to that. None where it
+        It is the smallest depth such that it and every later one evaluated keep the error ≤ ε
+        at all positions, or a larger one where the study did not come down to that. None where it
         exceeds half of what the sequence can show, or ε is below the resolution. A sequence
         that was evaluated to its end, and is ``whole``, shows all; depth T is exact.
         """
