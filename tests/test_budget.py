@@ -77,7 +77,7 @@ def made(seed, kind, layers=2):
 def test_divided_depths_keep_the_target_and_never_sum_to_more_than_a_shared_tolerance(seed, kind):
     model = made(seed, kind)
     seen = observe(model, None, seed=0, sequences=5, length=96)
-    found = examine(model, seen, Settings(eps=1e-2, time_budget=2.0))
+    found = examine(model, seen, Settings(eps=1e-2, time_budget=8.0))
     (stack,) = found.stacks
     order, _ = plans(found, Wanted(1e-2, 512, "measured"))
     depths = next(order).depths
@@ -131,7 +131,7 @@ def planned(model, eps, file):
     found = examine(
         model,
         observe(model, DATA, seed=0),
-        Settings(eps=eps, time_budget=2.0),
+        Settings(eps=eps, time_budget=8.0),
     )
     measure = Effects(found, file, AUTO, DATA)
     order, kept = plans(found, Wanted(eps, 512), measure)

@@ -68,10 +68,10 @@ def test_every_recurrence_is_replaced_and_the_rest_is_kept():
 @pytest.mark.slow
 def test_what_follows_is_counted_in_the_error():
     """A head that amplifies needs deeper recurrences for the same ε."""
-    plain = rnnaudit.truncate(Tagger(), eps=1e-3, data=sequences(), time_budget=2.0)
+    plain = rnnaudit.truncate(Tagger(), eps=1e-3, data=sequences(), time_budget=5.0)
     module = Tagger(gain=30.0)
     truncated, report = rnnaudit.truncate_module(
-        module, eps=1e-3, data=sequences(), time_budget=2.0
+        module, eps=1e-3, data=sequences(), time_budget=5.0
     )
     assert report.equivalence.passed
     x = torch.from_numpy(sequences())
@@ -100,13 +100,13 @@ def test_it_computes_what_the_written_model_computes(tmp_path):
 def test_a_proof_is_taken_where_there_is_one_and_holds_in_its_domain():
     torch.manual_seed(0)
     module = nn.RNN(3, 16)
-    truncated, report = rnnaudit.truncate_module(module, eps=1e-3, time_budget=2.0)
+    truncated, report = rnnaudit.truncate_module(module, eps=1e-3, time_budget=5.0)
     (cut,) = truncated.cuts[0]
     assert cut.depth == report.depth.proved
     assert report.equivalence.passed
     assert "RA301" not in {finding.id for finding in report.findings}
     assert str(report).endswith(f"cut      elman[0] to k = {cut.depth}")
-    measured = rnnaudit.truncate(module, eps=1e-3, evidence="measured", time_budget=2.0)
+    measured = rnnaudit.truncate(module, eps=1e-3, evidence="measured", time_budget=5.0)
     assert measured.cuts[0][0].depth < cut.depth
 
 
@@ -134,7 +134,7 @@ def test_calls_are_made_as_given(arguments):
     x = torch.from_numpy(sequences(n=3, steps=60))
     call = (x, torch.tensor([60, 40, 50]))
     data = call if arguments == "tuple" else [call, call]
-    truncated, report = rnnaudit.truncate_module(Masked(), eps=1e-2, data=data, time_budget=2.0)
+    truncated, report = rnnaudit.truncate_module(Masked(), eps=1e-2, data=data, time_budget=5.0)
     assert isinstance(truncated.rnn, Truncated)
     assert report.equivalence.passed
     assert report.equivalence.inputs_tried == len(data if arguments == "list" else [data])
@@ -214,7 +214,7 @@ def test_what_stays_is_warned_of_and_what_was_chosen_is_not():
 
 def test_a_proved_depth_leaves_nothing_to_warn_of():
     torch.manual_seed(0)
-    assert warned(nn.RNN(3, 8), eps=1e-2, time_budget=2.0)[1] == []
+    assert warned(nn.RNN(3, 8), eps=1e-2, time_budget=5.0)[1] == []
 
 
 @pytest.mark.parametrize("bare", [True, False])

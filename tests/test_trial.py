@@ -24,7 +24,7 @@ def test_every_plan_is_judged_on_the_same_inputs(tmp_path, monkeypatch):
     found = examine(
         model,
         observe(model, None, seed=0, sequences=5, length=32),
-        Settings(eps=1e-3, time_budget=2.0),
+        Settings(eps=1e-3, time_budget=8.0),
     )
     order = [chosen(found, depth, Wanted(1e-3, 512)) for depth in (1, 2, 40)]
     judged = []
