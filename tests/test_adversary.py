@@ -326,7 +326,7 @@ def test_one_hot_inputs_can_be_asked_for_and_are_then_all_that_is_drawn(tmp_path
     assert report["settings"]["input_range"] == "one-hot"
     assert report["data"] == "35 synthetic sequences of 256 steps, |x| up to 1"
     assert one_hot(saved)
-    with pytest.raises(UsageError, match="two numbers or one-hot, got 'words'"):
+    with pytest.raises(UsageError, match="or 'one-hot', got 'words'; for example"):
         rnnaudit.audit(model, input_range="words")
 
 
