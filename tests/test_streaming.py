@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -18,7 +19,7 @@ from onnx import TensorProto, helper
 from rnnaudit import api, loaders
 from rnnaudit.cells import run, run_stack, truncated
 from rnnaudit.errors import UsageError
-from rnnaudit.export import choose, obstacles, truncate_graph
+from rnnaudit.export import choose, obstacles, stepwise, truncate_graph
 from rnnaudit.model import Model
 from rnnaudit.observe import observe
 from rnnaudit.reports.commands import snippet
@@ -235,3 +236,21 @@ def test_the_report_of_a_streaming_model_runs_as_it_says(tmp_path, monkeypatch):
     found: dict[str, Any] = {}
     exec("\n".join(lines), found)
     assert found["past_next"].shape == (19, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("table", "axis", "index", "steps"),
+    [
+        ((7, 3), 0, (1, 2), (0, 2)),  # an embedding of [T, N] to [T, N, 3]
+        ((3, 7), 1, (1, 2), None),  # the table's first axis stands first: no step is there
+        ((3, 7), -1, (2, 1), None),
+    ],
+)
+def test_steps_are_followed_through_a_table_to_its_indices(table, axis, index, steps):
+    words = ir.Value(name="words", shape=ir.Shape(index), type=ir.TensorType(ir.DataType.INT64))
+    stored = ir.Value(name="table", const_value=ir.tensor(np.zeros(table, np.float32)))
+    node = ir.Node("", "Gather", [stored, words], [ir.AttrInt64("axis", axis)])
+    found = stepwise._before(node, 0, 3)
+    assert found == (None if steps is None else (1, *steps))
+    if steps is None:  # what stands further back is an axis of the indices
+        assert stepwise._before(node, 1, 3) == (1, 0, 2)

@@ -116,7 +116,7 @@ def _source(graph: ir.Graph, layer: Layer) -> ir.Value | str:
 def _before(node: ir.Node, axis: int, rank: int) -> tuple[int, int, int] | None:
     """Find the input, and its axis and rank, whose steps are those of a node's output."""
     if node.op_type == "Gather" and _is_constant(node.inputs[0]):
-        return 1, axis, rank - 1  # an embedding
+        return _looked_up(node, axis, rank)
     for index, value in enumerate(node.inputs[:2]):
         if value is None or _is_constant(value):
             continue
@@ -125,6 +125,17 @@ def _before(node: ir.Node, axis: int, rank: int) -> tuple[int, int, int] | None:
                 if moved(node, index, axis_before, rank_before) == (axis, rank):
                     return index, axis_before, rank_before
     return None
+
+
+def _looked_up(node: ir.Node, axis: int, rank: int) -> tuple[int, int, int] | None:
+    """Find the steps among the indices of a constant table: they stand where its axis was."""
+    stored = node.inputs[0]
+    table = None if stored is None else ir.convenience.get_const_tensor(stored)
+    assert table is not None
+    table_rank = len(table.shape)
+    taken = node.attributes.get_int("axis", 0) % max(1, table_rank)
+    index_rank, index_axis = rank - table_rank + 1, axis - taken
+    return (1, index_axis, index_rank) if 0 <= index_axis < index_rank else None
 
 
 def _is_constant(value: ir.Value | None) -> bool:
