@@ -462,7 +462,7 @@ def _whole(
             glance=glance,
         )
 
-    cost = sum(cells.multiplications(r.cell) for r in stack.recurrences())
+    cost = cells.multiplications(*(r.cell for r in stack.recurrences()))
     if stack.readout is not None:
         cost += stack.readout.A.numel()
     if len(stack.layers) == 1 or stack.causal:
@@ -624,11 +624,7 @@ def _refute(
     seconds = work.seconds(SEARCHES)
     low, high = domain.box(chain.input_size)
     finite = bool(low.isfinite().all() and high.isfinite().all())
-    if (
-        horizon < 1
-        or not finite
-        or sum(cells.multiplications(cell) for cell in chain.cells) > SEARCHABLE
-    ):
+    if horizon < 1 or not finite or cells.multiplications(*chain.cells) > SEARCHABLE:
         return None
     return refute(
         chain,

@@ -177,7 +177,7 @@ def observe_rows(
 
 def _fitting(model: Model) -> int:
     """Return how many synthetic sequences suit the size of a model."""
-    step = sum(cells.multiplications(r.cell) for r in model.recurrences())
+    step = cells.multiplications(*(r.cell for r in model.recurrences()))
     return FEWER if step > LARGE else SEQUENCES
 
 

@@ -82,8 +82,12 @@ def advance(cell: Cell, s: Tensor, z: Tensor) -> Tensor:
     return torch.cat([advance(cell, *part) for part in parts])
 
 
-def multiplications(cell: Cell) -> int:
-    """Return the multiplications of one step's recurrent product, or of one jvp."""
+def multiplications(*cells: Cell) -> int:
+    """Return the multiplications of one step's recurrent products, or of one jvp, in all cells."""
+    return sum(_multiplications(cell) for cell in cells)
+
+
+def _multiplications(cell: Cell) -> int:
     if isinstance(cell, TracedCell):
         return sum(weight.numel() for weight in cell.constants.values() if weight.ndim > 1)
     return (cell.W if isinstance(cell, ElmanCell) else cell.U).numel()

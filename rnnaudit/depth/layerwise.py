@@ -125,7 +125,7 @@ class _Layerwise:
 
     def cost(self, depth: int) -> float:
         """Return about how many multiplications one sequence takes at a depth."""
-        step = sum(cells.multiplications(r.cell) for r in self.stack.recurrences())
+        step = cells.multiplications(*(r.cell for r in self.stack.recurrences()))
         return float(step) * self.x.shape[1] * (depth + 1)
 
 

@@ -57,7 +57,7 @@ def within_reach(stack: Stack, horizon: int, steps: int | None = None) -> int:
 
     No sequence has more than ``steps``, where that is given.
     """
-    step = sum(cells.multiplications(r.cell) for r in stack.recurrences())
+    step = cells.multiplications(*(r.cell for r in stack.recurrences()))
     while horizon >= LEAST and (
         step * horizon * _steps(horizon) > AFFORDABLE
         or (steps is not None and _steps(horizon) > steps)
