@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from rnnaudit.certificates import Domain
 from rnnaudit.errors import LoadError, UsageError
-from rnnaudit.estimators import Recording, Refutation, Witness
-from rnnaudit.examine import Examination
+from rnnaudit.estimators import Recording, Refutation, Witness, is_one_hot
+from rnnaudit.examine import ONE_HOT, ONE_HOT_DATA, Examination
 from rnnaudit.model import Readout, Recurrence, Stack, fingerprint
 from rnnaudit.results import Norm
 
@@ -30,6 +31,7 @@ _ARRAYS = {"prefix": 2, "inputs": 2, "distances": 1, "low": 1, "high": 1, "eps":
 _DEPTHS = "depths"  # of a recording only
 _ROUNDING = "rounding"  # not in the files of version 0.1.0
 _OPTIONAL = {_DEPTHS: 1, _ROUNDING: 0}
+_RANGE = re.compile(r"(-?[0-9][0-9.e-]*) ≤ x ≤ (-?[0-9][0-9.e-]*)")
 _TEXTS = ("schema", "where", "fingerprint", "domain", "norm")
 
 
@@ -174,6 +176,8 @@ def load_witness(path: str | Path) -> Stored:
     x = torch.from_numpy(np.concatenate([prefix, inputs]))
     if not bool(((x >= low) & (x <= high)).all()):
         raise _refuse(path, "its inputs must lie in its box")
+    if not _as_named(x, str(found["domain"])):
+        raise _refuse(path, "its inputs must lie in the domain that it names")
     kind: Norm = "2" if norm == "2" else "max"
     gaps = torch.from_numpy(distances)
     may_add = float(found[_ROUNDING])
@@ -207,6 +211,19 @@ def _arrays(path: Path) -> Mapping[str, Any]:
         if found[name].ndim or found[name].dtype.kind != "U" or found[name].dtype.itemsize > 4096:
             raise ValueError(f"{name} must be a short text")
     return {_ROUNDING: np.zeros(()), **found}
+
+
+def _as_named(x: Tensor, domain: str) -> bool:
+    """Whether inputs [T, I] lie in a domain; true of those that no name tells."""
+    if domain == Domain().name:
+        return bool((x.abs() <= 1).all())
+    if domain in (ONE_HOT, ONE_HOT_DATA):
+        return is_one_hot([x[None]])
+    ends = _RANGE.fullmatch(domain)
+    if ends is None:
+        return True
+    low, high = (float(end) for end in ends.groups())
+    return bool(((x >= low) & (x <= high)).all())
 
 
 def _ascend(depths: NDArray[np.float64]) -> bool:

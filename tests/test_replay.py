@@ -16,6 +16,7 @@ from rnnaudit import refutation
 from rnnaudit.cli import app
 from rnnaudit.errors import LoadError
 from rnnaudit.reports import JsonRenderer, TerminalRenderer, wording
+from rnnaudit.reports.numbers import exact
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -193,6 +194,12 @@ def arrays_of(model):
         ({"distances": np.zeros(3)}, "it must hold a distance for each depth"),
         ({"inputs": np.zeros((0, 1)), "distances": np.zeros(1)}, "a prefix and inputs"),
         ({"inputs": np.full((40, 1), 2.0)}, "its inputs must lie in its box"),
+        (
+            {"inputs": np.full((40, 1), 2.0), "high": np.full(1, 2.0)},
+            "its inputs must lie in the domain that it names",
+        ),
+        ({"domain": np.array("-1 ≤ x ≤ 1e-7")}, "its inputs must lie in the domain that it names"),
+        ({"domain": np.array("the one-hot vectors")}, "its inputs must lie in the domain"),
         ({"eps": np.array(-1.0)}, "its ε must be positive"),
         ({"rounding": np.array(-1.0)}, "its rounding must not be negative"),
         ({"rounding": np.array(np.nan)}, "rounding must be 0 axes of finite float64"),
@@ -207,6 +214,29 @@ def test_what_is_no_witness_is_refused_by_its_fault(model, tmp_path, changed, wo
     with pytest.raises(LoadError, match=words) as refused:
         rnnaudit.replay(model, path)
     assert refused.value.id == "RA237"
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1e-9, 1 / 3), (-2.5e20, 1e20), (-3.0, -1.5)])
+def test_inputs_at_the_ends_of_the_range_that_they_name_are_read(model, tmp_path, low, high):
+    ends = {
+        "prefix": np.full((PREFIX, 1), low),
+        "inputs": np.full((STEPS, 1), high),
+        "low": np.full(1, low),
+        "high": np.full(1, high),
+        "domain": np.array(f"{exact(low)} ≤ x ≤ {exact(high)}"),
+    }
+    assert refutation.load_witness(saved(tmp_path / "w.npz", arrays(model, **ends)))
+    ends["prefix"][0] = np.nextafter(low, -np.inf)
+    ends["low"] = ends["low"] - abs(low)
+    with pytest.raises(LoadError, match="the domain that it names"):
+        refutation.load_witness(saved(tmp_path / "w.npz", arrays(model, **ends)))
+
+
+def test_a_witness_of_an_input_range_replays(model, tmp_path):
+    path = tmp_path / "w.npz"
+    found = rnnaudit.audit(model, eps=1e-3, input_range=(-0.1, 0.3), witness=path)
+    assert found.depth.refuted_below
+    assert rnnaudit.replay(model, path).replay.passed
 
 
 def test_hostile_files_are_refused(model, tmp_path):
