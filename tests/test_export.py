@@ -26,10 +26,10 @@ import rnnaudit
 from rnnaudit import loaders
 from rnnaudit.cells import run, run_stack, truncated
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
-from rnnaudit.export import assemble, build, truncate_graph, write
+from rnnaudit.export import assemble, build, choose, truncate_graph, write
 from rnnaudit.export.files import serialize
 from rnnaudit.model import Cell, Layer, LSTMCell, Model, Stack
-from rnnaudit.truncation import WINDOW, Form
+from rnnaudit.truncation import WINDOW, Form, Shape
 from tests.references import brute_force
 from tests.strategies import (
     KINDS,
@@ -614,6 +614,36 @@ def test_a_guarded_branch_verifies(tmp_path):
     )
     assert report.equivalence.passed
     assert report.export.outputs == ("y", "guard")
+
+
+@pytest.mark.parametrize(
+    ("held", "shape", "names"),
+    [
+        ("guard", Shape(guard=True), ("y", "guard_2")),
+        ("past", Shape(streaming=True), ("y", "past_next")),
+        ("past_next", Shape(streaming=True), ("y", "past_next_2")),
+    ],
+)
+def test_what_is_added_is_not_called_as_a_weight_of_the_graph_is(tmp_path, held, shape, names):
+    nodes = [
+        gru_node("gru", "x", "h"),
+        helper.make_node("Squeeze", ["h", "one"], ["flat"]),
+        helper.make_node("Mul", ["flat", held], ["y"]),
+    ]
+    path = graph_file(
+        *(tmp_path / "m.onnx", {"": [random_cell(4, "gru", inputs=5)]}, nodes),
+        *({"x": ["T", "N", 5]}, {"y": 3}),
+        extra={"one": np.int64([1]), held: np.float32([2.0])},
+    )
+    model = loaders.load(path)
+    forms = choose(model, every(model, 4), shape)
+    run = session(truncate_graph(model, every(model, 4), forms, guarded=shape.guard))
+    assert tuple(v.name for v in run.get_outputs()) == names
+    x = np.ones((3, 2, 5), np.float32)
+    buffers = {v.name: x[:0] for v in run.get_inputs() if v.name != "x"}
+    (wanted,) = onnxruntime.InferenceSession(path).run(["y"], {"x": x})
+    (y,) = run.run(["y"], {"x": x, **buffers})
+    np.testing.assert_allclose(y, wanted, atol=1e-5, rtol=0)
 
 
 def test_a_guard_takes_the_largest_of_a_branch_and_the_top(tmp_path):

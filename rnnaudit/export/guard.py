@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.export.emit import Emitter
+from rnnaudit.export.names import taken, unused
 from rnnaudit.export.sequences import LayerStates
 
 GUARD = "guard"
@@ -27,10 +28,7 @@ def add_guard(model: ir.Model, layers: Iterable[LayerStates], opset: int) -> Non
         UnsupportedModelError: No layer is truncated.
     """
     graph = model.graph
-    taken = {v.name for node in graph.all_nodes() for v in node.outputs}
-    taken |= {v.name for v in graph.inputs}
-    numbered = (f"{GUARD}_{i}" for i in itertools.count(2))
-    name = next(n for n in itertools.chain([GUARD], numbered) if n not in taken)
+    name = unused(GUARD, taken(graph))
     gaps = [s.gap for layer in layers for s in layer.states if s.gap is not None]
     if not gaps:
         raise UnsupportedModelError(

@@ -12,6 +12,7 @@ from rnnaudit.export.build import OPSET, assemble, check_opset, ir_version
 from rnnaudit.export.emit import INT64_MAX, OLDEST_OPSET, Emitter
 from rnnaudit.export.guard import add_guard
 from rnnaudit.export.layers import write_layer
+from rnnaudit.export.names import taken, unused
 from rnnaudit.export.past import add_buffers
 from rnnaudit.export.reads import Readers
 from rnnaudit.export.sequences import LayerStates, Start, Wanted
@@ -213,7 +214,7 @@ def _replace(
         _check_lengths(node, x, site.layout)
     if widened is not None:
         x = widened.of(x, site.layout, 3)
-    emit = Emitter(_fresh(model.graph, site.node), at.dtype, _opset(model.graph))
+    emit = Emitter(_prefix(model.graph, site.node), at.dtype, _opset(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
     if x.shape is not None and site.layout == 1:
         inner.shape = ir.Shape([x.shape[1], x.shape[0], x.shape[2]])
@@ -278,16 +279,10 @@ def _check_lengths(node: ir.Node, x: ir.Value, layout: int) -> None:
     )
 
 
-def _fresh(graph: ir.Graph, wanted: str) -> str:
-    """Return ``wanted`` or a name like it under which nothing in the graph is called yet."""
-    taken = {v.name or "" for node in graph.all_nodes() for v in node.outputs}
-    taken |= {v.name or "" for v in graph.inputs}
-    taken |= {name for part in (graph, *graph.subgraphs()) for name in part.initializers}
-    name, count = wanted, 1
-    while any(t.startswith(f"{name}/") for t in taken):
-        count += 1
-        name = f"{wanted}_{count}"
-    return name
+def _prefix(graph: ir.Graph, wanted: str) -> str:
+    """Return ``wanted`` or a name like it below which nothing in the graph is called yet."""
+    names = taken(graph)
+    return unused(wanted, {name[:i] for name in names for i, c in enumerate(name) if c == "/"})
 
 
 def _written(emit: Emitter, states: LayerStates, output: int, at: Socket) -> ir.Value:
