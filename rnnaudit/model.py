@@ -348,6 +348,12 @@ class InitialState:
     source: Literal["zero", "constant", "graph input", "computed"] = "zero"
     name: str | None = None
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The graph inputs that the caller gives it in."""
+        given = self.source == "graph input" and self.name
+        return tuple(given.split(", ")) if given else ()
+
     def describe(self) -> str:
         """Say in a few words which state is assumed."""
         if self.source == "graph input":

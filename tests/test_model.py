@@ -165,9 +165,11 @@ def test_a_stack_knows_its_shape():
 def test_the_initial_state_says_where_it_comes_from():
     assert InitialState(zeros(2)).describe() == "zero"
     assert InitialState(zeros(2), "constant").describe() == "constant"
-    asked = InitialState(zeros(2), "graph input", "h0")
-    assert asked.describe() == "zero assumed for graph input h0"
-    computed = InitialState(zeros(2), "computed")
+    asked = InitialState(zeros(2), "graph input", "h0, c0")
+    assert asked.describe() == "zero assumed for graph input h0, c0"
+    assert asked.inputs == ("h0", "c0")
+    computed = InitialState(zeros(2), "computed", "initial_h")
+    assert computed.inputs == ()
     assert computed.describe() == "zero assumed for a state that the model computes"
 
 

@@ -379,13 +379,7 @@ def _drop_states(model: Model, graph: ir.Graph, layers: Sequence[Layer]) -> list
     Returns:
         The names of the outputs that are gone.
     """
-    names = {
-        name
-        for layer in layers
-        for r in layer.recurrences
-        if r.initial.source == "graph input" and r.initial.name is not None
-        for name in r.initial.name.split(", ")
-    }
+    names = {name for layer in layers for r in layer.recurrences for name in r.initial.inputs}
     gone = [v for v in graph.inputs if v.name in names and not _used(v)]
     for value in gone:
         graph.inputs.remove(value)

@@ -162,11 +162,7 @@ def _as_wide(slot: Slot, layers: Sequence[Layer]) -> Slot:
 def _states(layers: Sequence[Layer]) -> frozenset[str]:
     """Return the graph inputs that are initial states, for which an audit assumes zero."""
     return frozenset(
-        name
-        for layer in layers
-        for r in layer.recurrences
-        if r.initial.source == "graph input" and r.initial.name
-        for name in r.initial.name.split(", ")
+        name for layer in layers for r in layer.recurrences for name in r.initial.inputs
     )
 
 

@@ -124,8 +124,8 @@ class _Walk:
         """Read what no node shows: states between calls, and steps that are written out."""
         unrolled, left = read_unrolled(graph, self.wiring, self.opset)
         read = (*self.reads, *unrolled)
-        names = (r.initial.name for each in read for r in each.layer.recurrences)
-        taken = {part for name in names if name is not None for part in name.split(", ")}
+        starts = (r.initial for each in read for r in each.layer.recurrences)
+        taken = {name for start in starts for name in start.inputs}
         found, skipped, findings = read_steps(graph, self.wiring, taken, self.opset)
         self.reads += [part for read in (*found, *unrolled) for part in closed(read)]
         self.skipped += [*skipped, *left]
