@@ -206,6 +206,8 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
 
     Both run on ``steps`` steps, or on what the graph fixes.
     """
+    from rnnaudit import export
+
     before, after = _original(model), runtime.describe(trial.file)
     manner = Manner.of(after)
     if manner.past:  # a call with one new step, behind full buffers
@@ -226,7 +228,7 @@ def describe(trial: Trial, model: Model, output: Path, *, steps: int, seed: int)
         path=str(output),
         form=_each(trial.forms, Form.describe),
         truncations=trial.plan.truncations,
-        opset=_opset(trial.graph),
+        opset=export.opset_of(trial.graph.graph),
         bytes_before=size,
         bytes_after=_size(trial.file),
         milliseconds_before=times[0],
@@ -256,12 +258,6 @@ def _longest(buffer: str, plan: Plan) -> int:
     """Return the depth of the recurrence that a buffer belongs to, or the largest."""
     label = buffer.removeprefix("past_")
     return plan.depths.get(label, max(plan.depths.values()))
-
-
-def _opset(graph: ir.Model) -> int:
-    """Return the version of ONNX's own operators, whichever of its two names is imported."""
-    imports = graph.opset_imports
-    return imports[""] if "" in imports else imports["ai.onnx"]
 
 
 def _each(forms: Mapping[str, Form], say: Callable[[Form], str]) -> str:

@@ -1,7 +1,7 @@
 """Truncated models as ONNX graphs: built from cells, or edited into a given graph."""
 
 from rnnaudit.export import elman, gru, lstm  # noqa: F401  (registers the kinds)
-from rnnaudit.export.build import assemble, build, check_opset
+from rnnaudit.export.build import assemble, build, check_opset, opset_of
 from rnnaudit.export.choose import choose
 from rnnaudit.export.files import serialize, write
 from rnnaudit.export.stepwise import obstacles
@@ -14,6 +14,7 @@ __all__ = [
     "choose",
     "converted",
     "obstacles",
+    "opset_of",
     "serialize",
     "truncate_graph",
     "write",

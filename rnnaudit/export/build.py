@@ -118,6 +118,12 @@ def check_opset(opset: int) -> None:
         raise UsageError(f"the opset must be from {OLDEST_OPSET} to {NEWEST_OPSET}, got {opset}")
 
 
+def opset_of(graph: ir.Graph) -> int:
+    """Return the version of ONNX's own operators, whichever of its two names is imported."""
+    imports = graph.opset_imports
+    return imports.get("", imports.get("ai.onnx", OLDEST_OPSET))
+
+
 def ir_version(opset: int) -> int:
     """Return the oldest version of ONNX's file format that holds this opset."""
     import onnx.helper

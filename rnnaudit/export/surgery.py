@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from rnnaudit.errors import UnsupportedModelError, UsageError
-from rnnaudit.export.build import OPSET, assemble, check_opset, ir_version
+from rnnaudit.export.build import OPSET, assemble, check_opset, ir_version, opset_of
 from rnnaudit.export.emit import INT64_MAX, OLDEST_OPSET, Emitter
 from rnnaudit.export.guard import add_guard
 from rnnaudit.export.layers import write_layer
@@ -91,7 +91,7 @@ def truncate_graph(
         add_buffers(result, replaced)
         dropped = _drop_states(model, result.graph, chosen)
         if guarded:
-            add_guard(result, replaced, _opset(result.graph))
+            add_guard(result, replaced, opset_of(result.graph))
         if dropped:
             result.metadata_props["rnnaudit.dropped"] = json.dumps(dropped)
         if widened.axes:
@@ -130,12 +130,6 @@ def _check_depths(layers: Iterable[Layer], depths: Mapping[str, int]) -> None:
             raise UsageError(f"the depth of {label} must be at least 1, got {depth}")
 
 
-def _opset(graph: ir.Graph) -> int:
-    """Return the version of ONNX's own operators, whichever of its two names is imported."""
-    imports = graph.opset_imports
-    return imports.get("", imports.get("ai.onnx", OLDEST_OPSET))
-
-
 def converted(model: ir.Model, wanted: int | None) -> tuple[int, int, ir.Model]:
     """Convert a graph to the opset that is wanted, or to one that the forms are written in.
 
@@ -147,7 +141,7 @@ def converted(model: ir.Model, wanted: int | None) -> tuple[int, int, ir.Model]:
         UnsupportedModelError: The graph has no such opset.
     """
     model = model.clone()
-    opset = _opset(model.graph)
+    opset = opset_of(model.graph)
     if wanted is not None:
         check_opset(wanted)
     target = wanted or (opset if opset >= OLDEST_OPSET else OPSET)
@@ -214,7 +208,7 @@ def _replace(
         _check_lengths(node, x, site.layout)
     if widened is not None:
         x = widened.of(x, site.layout, 3)
-    emit = Emitter(_prefix(model.graph, site.node), at.dtype, _opset(model.graph))
+    emit = Emitter(_prefix(model.graph, site.node), at.dtype, opset_of(model.graph))
     inner = x if site.layout == 0 else emit.op("Transpose", x, name="x", perm=[1, 0, 2])
     if x.shape is not None and site.layout == 1:
         inner.shape = ir.Shape([x.shape[1], x.shape[0], x.shape[2]])
