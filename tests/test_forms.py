@@ -53,6 +53,8 @@ from tests.test_export import (
     every,
     expected_states,
     graph_file,
+    gru_file,
+    gru_node,
     operators,
     outputs,
     session,
@@ -393,6 +395,25 @@ def test_the_last_form_gives_what_the_window_gives(tmp_path):
         np.testing.assert_allclose(
             *(s.run(["y"], {"x": x})[0] for s in (last, window)), atol=1e-6, rtol=0
         )
+
+
+@pytest.mark.parametrize("kind", ["Dropout", "LayerNormalization"])
+def test_last_is_not_taken_where_a_second_output_has_every_step(tmp_path, kind):
+    scale = ["scale"] if kind == "LayerNormalization" else []
+    nodes = [
+        gru_node("gru", "x", "h"),
+        helper.make_node(kind, ["h", *scale], ["kept", "second"]),
+        helper.make_node("Gather", ["kept", "last"], ["final"]),
+        helper.make_node("Cast", ["second"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    extra = {"last": np.int64(-1), **({"scale": np.ones(5, np.float32)} if scale else {})}
+    path = gru_file(tmp_path / "two.onnx", nodes, {}, extra=extra)
+    model = loaders.load(path)
+    forms = choose(model, {"gru[0]": 4}, Shape("auto"))
+    assert forms["gru[0]"].name != "last"
+    x = normal(generator(2), 2, 20, 5).transpose(0, 1).contiguous().float().numpy()
+    (y,) = session(truncate_graph(model, {"gru[0]": 4}, forms)).run(["y"], {"x": x})
+    assert len(y) == 20
 
 
 @pytest.mark.parametrize("keep_ops", [False, True])

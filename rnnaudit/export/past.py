@@ -18,7 +18,7 @@ def add_buffers(model: ir.Model, layers: Sequence[LayerStates]) -> None:
     graph has such a name. The metadata pair them.
     """
     graph, paired = model.graph, {}
-    names = taken(graph)
+    names = {*taken(graph)}
     chosen = [layer for layer in layers if layer.past is not None]
     for layer in chosen:
         assert layer.past is not None
@@ -26,6 +26,7 @@ def add_buffers(model: ir.Model, layers: Sequence[LayerStates]) -> None:
         recurrence = layer.layer.recurrences[0]
         own = "" if len(chosen) == 1 else f"_{recurrence.label}"
         before.name, after.name = unused(f"past{own}", names), unused(f"past_next{own}", names)
+        names |= {before.name, after.name}
         width = layer.layer.input_size
         before.shape = ir.Shape([f"steps_{before.name}", layer.rows or f"batch{own}", width])
         after.shape = ir.Shape([f"steps_{after.name}", *before.shape[1:]])

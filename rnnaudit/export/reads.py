@@ -49,6 +49,8 @@ class Readers:
             return self._slice(node, axis, rank)
         if kind == "Gather":
             return self._gather(node, axis, rank)
+        if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+            return None  # a mask, a mean: they have as many steps as the first output
         after = moved(node, index, axis, rank)
         return None if after is None else self.final_steps(node.outputs[0], *after)
 
