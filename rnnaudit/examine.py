@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,16 @@ from rnnaudit.certificates import (
     certify_stack,
 )
 from rnnaudit.data import InputRange
-from rnnaudit.depth import DepthStudy, floor_for, merged, pool, study_recurrence, study_stack
+from rnnaudit.depth import (
+    DepthStudy,
+    Glance,
+    floor_for,
+    glance_at_stack,
+    merged,
+    pool,
+    study_recurrence,
+    study_stack,
+)
 from rnnaudit.errors import UsageError
 from rnnaudit.estimators import (
     PREFIX,
@@ -449,17 +457,30 @@ def _whole(
     """Measure a stack's output, through its readout."""
     note = work.start(f"measuring {stack.name}")
 
-    def study(x: Tensor, budget: float | None, *, glance: bool = False) -> DepthStudy:
+    epsilons = tuple(dict.fromkeys((settings.eps, *settings.epsilons)))
+
+    def study(x: Tensor, budget: float | None) -> DepthStudy:
         return study_stack(
             stack,
             x,
             norm=settings.norm,
-            epsilons=tuple(dict.fromkeys((settings.eps, *settings.epsilons))),
+            epsilons=epsilons,
             budget_s=budget,
             progress=note,
             floor=floor_for(settings.eps),
             whole=inputs.whole,
-            glance=glance,
+        )
+
+    def glance(x: Tensor, budget: float | None) -> Glance:
+        return glance_at_stack(
+            stack,
+            x,
+            norm=settings.norm,
+            epsilons=epsilons,
+            budget_s=budget,
+            progress=note,
+            floor=floor_for(settings.eps),
+            whole=inputs.whole,
         )
 
     cost = cells.multiplications(*(r.cell for r in stack.recurrences()))
@@ -467,8 +488,7 @@ def _whole(
         cost += stack.readout.A.numel()
     if len(stack.layers) == 1 or stack.causal:
         return _study(study, inputs, cost, settings, work)
-    first = partial(study, glance=True)
-    return _study(study, inputs, cost * LAYERWISE, settings, work, glance=first)
+    return _study(study, inputs, cost * LAYERWISE, settings, work, glance=glance)
 
 
 def _study(
@@ -478,7 +498,7 @@ def _study(
     settings: Settings,
     work: _Work,
     *,
-    glance: Callable[[Tensor, float | None], DepthStudy] | None = None,
+    glance: Callable[[Tensor, float | None], Glance] | None = None,
 ) -> DepthStudy:
     """Study every sequence; where that is expensive, a few first, at a ``glance`` if there is one.
 
@@ -493,10 +513,11 @@ def _study(
     if most > AFFORDABLE and len(longest) > PILOT:
         shares /= 2
         few, own = longest[:PILOT], owners[-1][:PILOT]
-        pilot = merged((glance or study)(few, work.seconds(shares)), own)
+        first = None if glance is None else glance(few, work.seconds(shares))
+        pilot = merged(study(few, work.seconds(shares)) if first is None else first.study, own)
         allowed = settings.failures(sum(len(own.unique()) for own in owners))
         if pilot.needed(settings.eps).count(None) > allowed:
-            return merged(study(few, work.seconds(shares)), own) if glance else pilot
+            return pilot if first is None else merged(first.finish(work.seconds(shares)), own)
     return pool(
         [
             merged(study(x, work.seconds(shares / len(groups))), own)

@@ -275,7 +275,7 @@ def test_a_layerwise_study_that_must_stop_claims_no_depth_that_it_has_not_seen(m
     stack = random_stack(["gru"] * 2, 2, 4, rng, bidirectional=True, gain=0.3)
     x = draw(rng, 3, 60, 2)
     whole = depth.study_stack(stack, x)
-    for most in (0, 1e6, 1e7):
+    for most in (0, 1e9, 1e10):
         monkeypatch.setattr(layerwise, "_MOST", most)
         part = depth.study_stack(stack, x)
         for eps in EPSILONS:
@@ -295,7 +295,7 @@ def test_a_layerwise_study_that_must_be_cheap_evaluates_what_it_claims(seed, gai
     errors = layerwise_errors(stack, x)
     wanted = (1e-3, *EPSILONS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layerwise, "_LEAST", 2e7)
+        patch.setattr(layerwise, "_LEAST", 2e10)
         patch.setattr(layerwise, "_EACH", 0.0)
         study = depth.study_stack(stack, x, epsilons=wanted)
     for eps in EPSILONS:
@@ -312,14 +312,32 @@ def test_a_layerwise_study_that_must_be_cheap_evaluates_what_it_claims(seed, gai
 
 def test_what_a_glance_finds_to_have_no_depth_has_none():
     rng = torch.Generator().manual_seed(5)
+    hopeless = 0
     for gain in (0.3, 0.7, 2.0):
         stack = random_stack(["gru", "elman"], 2, 4, rng, bidirectional=True, gain=gain)
         x = draw(rng, 4, 60, 2)
-        full, first = (depth.study_stack(stack, x, glance=glance) for glance in (False, True))
+        full, glance = depth.study_stack(stack, x), depth.glance_at_stack(stack, x)
+        first = glance.study
         assert first.depths == (0, 30)
         for eps in EPSILONS:
             for exact, told in zip(full.needed(eps), first.needed(eps), strict=True):
                 assert told is not None or exact is None
+                hopeless += told is None
+        later = glance.finish(None)
+        assert later.depths == full.depths
+        torch.testing.assert_close(later.errors, full.errors, rtol=0, atol=0, equal_nan=True)
+    assert hopeless
+
+
+def test_a_glance_without_time_can_still_be_finished():
+    rng = torch.Generator().manual_seed(5)
+    stack = random_stack(["gru", "elman"], 2, 4, rng, bidirectional=True, gain=0.3)
+    x = draw(rng, 4, 60, 2)
+    glance = depth.glance_at_stack(stack, x, budget_s=1e-9)
+    assert not glance.study.complete
+    full = depth.study_stack(stack, x)
+    later = glance.finish(None)
+    torch.testing.assert_close(later.errors, full.errors, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("decay", "T", "k"), [(0.9, 400, 88), (0.99, 2400, 1146)])

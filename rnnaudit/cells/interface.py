@@ -7,7 +7,7 @@ sequence; ``advance`` then takes one step from it. Leading axes are batch axes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import singledispatch
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from rnnaudit.model import Cell, ElmanCell, LSTMCell, TracedCell
 
 CACHED = 1 << 17  # float64 numbers in the gates of a block: 1 MiB
+_CALL, _UNIT = 1e6, 128  # multiplications in whose time a step starts, and bends a unit's state
 
 
 class Linearization(Protocol):
@@ -91,6 +92,20 @@ def _multiplications(cell: Cell) -> int:
     if isinstance(cell, TracedCell):
         return sum(weight.numel() for weight in cell.constants.values() if weight.ndim > 1)
     return (cell.W if isinstance(cell, ElmanCell) else cell.U).numel()
+
+
+def effort(cells: Iterable[Cell], steps: int, rows: int) -> float:
+    """Return about how many multiplications take as long as steps of all cells.
+
+    Starting a step, and bending a unit's state, take longer than the products of a small cell.
+
+    Args:
+        cells: Each makes all of the steps.
+        steps: One after another.
+        rows: States that a step takes at once.
+    """
+    each = (_CALL + rows * (_multiplications(c) + _UNIT * c.state_size) for c in cells)
+    return steps * sum(each)
 
 
 def step(cell: Cell, s: Tensor, x: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.cells.chain import Chain
-from rnnaudit.depth.how import How, Progress
-from rnnaudit.depth.layerwise import study_grid, study_layer
+from rnnaudit.depth.how import Clock, How, Progress
+from rnnaudit.depth.layerwise import Search, study_layer
 from rnnaudit.depth.restarts import study_together
 from rnnaudit.depth.rounding import MERGED, floor_for
 from rnnaudit.depth.study import DepthStudy, grid, merged, pool
@@ -18,7 +19,9 @@ from rnnaudit.results import EPSILONS, Norm
 
 __all__ = [
     "DepthStudy",
+    "Glance",
     "floor_for",
+    "glance_at_stack",
     "grid",
     "merged",
     "pool",
@@ -68,7 +71,6 @@ def study_stack(
     progress: Progress | None = None,
     floor: float = MERGED,
     whole: bool = False,
-    glance: bool = False,
 ) -> DepthStudy:
     """Measure truncation depths of a whole stack, through its readout, on x [N, T, I].
 
@@ -88,8 +90,6 @@ def study_stack(
         progress: Called with the share of the work that is done.
         floor: Relative difference of states that counts as merged.
         whole: Whether no sequence can be longer than these.
-        glance: Where not every depth is evaluated, evaluate only the largest that the data can
-            tell of.
     """
     how = How.of(norm, floor, budget_s, progress, whole=whole)
     recurrences = list(stack.recurrences())
@@ -101,4 +101,39 @@ def study_stack(
         return study_together(system, cells.reads(recurrences[0], x), how)
     if len(stack.layers) == 1:
         return study_layer(stack.layers[0], stack.readout, x, how)
-    return study_grid(stack, x, epsilons, how, glance=glance)
+    return Search(stack, x, epsilons, how).finish(how.clock)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Glance:
+    """The depths 0 and the largest that data can tell of, and what goes on from there."""
+
+    search: Search
+
+    @property
+    def study(self) -> DepthStudy:
+        """What is known so far."""
+        return self.search.study()
+
+    def finish(self, budget_s: float | None) -> DepthStudy:
+        """Evaluate what `study_stack` does, for ``budget_s`` more seconds."""
+        return self.search.finish(Clock(budget_s))
+
+
+def glance_at_stack(
+    stack: Stack,
+    x: Tensor,
+    *,
+    norm: Norm = "max",
+    epsilons: Sequence[float] = EPSILONS,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+    floor: float = MERGED,
+    whole: bool = False,
+) -> Glance:
+    """Look whether a stack of several layers, cut layer by layer, forgets on x [N, T, I] at all.
+
+    The arguments are those of `study_stack`.
+    """
+    how = How.of(norm, floor, budget_s, progress, whole=whole)
+    return Glance(Search(stack, x, epsilons, how))

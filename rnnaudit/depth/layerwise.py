@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rnnaudit import cells
 from rnnaudit.cells.chain import Chain
-from rnnaudit.depth.how import How
+from rnnaudit.depth.how import Clock, How
 from rnnaudit.depth.restarts import Restarts
 from rnnaudit.depth.rounding import norm_of, read, resolutions
 from rnnaudit.depth.study import DepthStudy, grid
 from rnnaudit.model import Layer, Readout, Recurrence, Stack
 from rnnaudit.results import Norm
 
-# Multiplications of a layer by layer study, for any and for many sequences; and for each.
-_LEAST, _MOST, _EACH = 1e11, 3e11, 9e9
+# What a layer by layer study may cost in multiplications, at least, at most, and for each sequence:
+# 3e11 take about a minute on one core.
+_LEAST, _MOST, _EACH = 2e11, 3e11, 9e9
 
 
 class _Direction:
@@ -123,30 +125,41 @@ class _Layerwise:
             x = torch.cat([d.true + d.gap(depth) for d in parts], dim=-1)
         return x - self.full[which]
 
-    def cost(self, depth: int) -> float:
-        """Return about how many multiplications one sequence takes at a depth."""
-        step = cells.multiplications(*(r.cell for r in self.stack.recurrences()))
-        return float(step) * self.x.shape[1] * (depth + 1)
+    def cost(self, depth: int, sequences: int) -> float:
+        """Return about what a depth costs: the full run, and every restart's steps."""
+        T, all_cells = self.x.shape[1], [r.cell for r in self.stack.recurrences()]
+        restarts = cells.effort(all_cells, depth, T * sequences)
+        return cells.effort(all_cells, T, sequences) + restarts
 
 
-class _Search:
-    """Errors by depth of a stack cut layer by layer, and how much finding them has cost."""
+class Search:
+    """Errors by depth of a stack cut layer by layer, and how much finding them has cost.
+
+    Every recurrence is truncated on its own, at every depth that this can afford. A sequence is
+    done at the first depth that exceeds the largest ε: what it needs for any of them is then
+    known, and no smaller depth can change it. Depths that were not reached are unknown (NaN).
+    """
 
     def __init__(self, stack: Stack, x: Tensor, epsilons: Sequence[float], how: How) -> None:
-        """Run the stack in full, and evaluate depth 0.
+        """Run the stack in full, and evaluate depth 0 and the most that the data can tell.
 
-        ``shown`` are the depths of the curve, ``table`` the errors [N] by depth.
+        That is half of what they show. ``shown`` are the depths of the curve, ``table`` the
+        errors [N] by depth.
         """
         self.stack, self.how, self.N = stack, how, len(x)
         self.layerwise = _Layerwise(stack, x, how.floor)
-        self.most = max(epsilons)
+        self.epsilons, self.most = epsilons, max(epsilons)
         self.spent, self.worth = 0.0, min(_MOST, max(_LEAST, _EACH * self.N))
         self.table: dict[int, Tensor] = {}
         self.exceeded = torch.zeros(self.N, dtype=torch.long)  # the largest depth that errs by more
         self.unknown = x.new_full((self.N,), math.nan)
-        self.shown = frozenset(grid(x.shape[1]))
-        self.last = x.shape[1] - 1
+        self.T = x.shape[1]
+        self.shown = frozenset(grid(self.T))
+        self.last = self.T - 1
+        self.start = self.last if how.whole else min(self.last, (self.T + 1) // 2)
+        self.top: int | None = None  # the depth at which all have merged
         self.look(0)
+        self.begun = not self.start or self.look(self.start)
 
     def over(self) -> bool:
         """Whether the study has cost what it may."""
@@ -159,7 +172,7 @@ class _Search:
     def cost(self, depth: int) -> float:
         """Return about what evaluating a depth costs."""
         count = self.N if depth in self.shown else len(self.going(depth))
-        return self.layerwise.cost(depth) * count
+        return self.layerwise.cost(depth, count)
 
     def look(self, depth: int) -> bool:
         """Evaluate a depth on the sequences going, one of the curve on all; not where it is over.
@@ -169,7 +182,7 @@ class _Search:
         if depth and self.over():
             return False
         which = torch.arange(self.N) if depth in self.shown else self.going(depth)
-        self.spent += self.layerwise.cost(depth) * len(which)
+        self.spent += self.layerwise.cost(depth, len(which))
         gap = read(self.layerwise.deviations(depth, which), self.stack.readout)
         found = norm_of(gap, self.how.norm).amax(1)
         self.table[depth] = self.unknown.index_copy(0, which, found)
@@ -179,7 +192,7 @@ class _Search:
 
     def merged(self) -> int | None:
         """Return the depth at which all have merged, at most the last; None if that is dear."""
-        self.spent += self.layerwise.cost(self.last) * self.N
+        self.spent += self.layerwise.cost(self.last, self.N)
         found = None if self.over() else self.layerwise.merged(self.how.clock.over)
         return None if found is None else min(found, self.last)
 
@@ -188,7 +201,7 @@ class _Search:
         for depth in grid(end):
             if depth not in self.table and not self.look(depth):
                 return
-            self.how.report(depth / (self.last + 1))
+            self.how.report(depth / self.T)
             if not self._errs(depth, eps, served):
                 return
 
@@ -205,47 +218,48 @@ class _Search:
                 return
             low, high = (middle, high) if self._errs(middle, eps, served) else (low, middle)
 
+    def study(self) -> DepthStudy:
+        """Return what is known so far."""
+        table = self.table if self.begun else {**self.table, 1: self.unknown}
+        depths = sorted(table)
+        every = self.top is not None and table.keys() >= set(range(self.top + 1))
+        return DepthStudy(
+            errors=torch.stack([table[k] for k in depths], dim=1),
+            depths=tuple(depths),
+            lengths=(self.T,) * self.N,
+            horizons=(self.T if self.begun else 1,) * self.N,
+            norm=self.how.norm,
+            floor=self.how.floor,
+            every_depth=every,
+            resolutions=_of_layer(self.layerwise.last, self.stack.readout, self.how.norm),
+            whole=self.how.whole,
+        )
 
-def study_grid(
-    stack: Stack, x: Tensor, epsilons: Sequence[float], how: How, *, glance: bool = False
-) -> DepthStudy:
-    """Truncate every recurrence of a stack on its own, at every depth that this can afford.
+    def finish(self, clock: Clock) -> DepthStudy:
+        """Evaluate the other depths that decide, in the time that a clock leaves.
 
-    A sequence is done at the first depth that exceeds the largest ε: what it needs for any
-    of them is then known, and no smaller depth can change it. The most that the data can
-    tell comes first, half of what they show. Then for each of ``epsilons``, the one that matters
-    most first, the depths of the curve follow up to where all keep it, and what they need is
-    enclosed. All other depths follow where the study affords them: else what a sequence needs
-    is the smallest depth evaluated from which on all that were evaluated keep ε. Depths that
-    were not reached are unknown (NaN). A ``glance`` takes the first look alone.
-    """
-    T = x.shape[1]
-    search = _Search(stack, x, epsilons, how)
-    table, top, horizon = search.table, None, T
-    start = search.last if how.whole else min(search.last, (T + 1) // 2)
-    if start and not search.look(start):
-        table[1], horizon = search.unknown, 1
-    else:
-        served = search.going(start)  # what errs there can be served by none
-        for eps in () if glance else epsilons:
-            search.climb(eps, served, start)
-            search.narrow(eps, served)
-        top = None if glance else search.merged()
-        rest = [k for k in range(top or 0, 0, -1) if k not in table]
-        if search.spent + sum(search.cost(k) for k in rest) <= search.worth:
-            for depth in rest:
-                if not len(search.going(depth)) or not search.look(depth):
-                    break
-    how.report(1.0)
-    depths = sorted(table)
-    return DepthStudy(
-        errors=torch.stack([table[k] for k in depths], dim=1),
-        depths=tuple(depths),
-        lengths=(T,) * search.N,
-        horizons=(horizon,) * search.N,
-        norm=how.norm,
-        floor=how.floor,
-        every_depth=top is not None and table.keys() >= set(range(top + 1)),
-        resolutions=_of_layer(search.layerwise.last, stack.readout, how.norm),
-        whole=how.whole,
-    )
+        For each ε, the one that matters most first, the depths of the curve follow up to where all
+        keep it, and what they need is enclosed. All other depths follow where the study affords
+        them: else what a sequence needs is the smallest depth evaluated from which on all that were
+        evaluated keep ε.
+        """
+        self.how = replace(self.how, clock=clock)
+        self.begun = self.begun or self.look(self.start)
+        if self.begun:
+            served = self.going(self.start)  # what errs there can be served by none
+            for eps in self.epsilons:
+                self.climb(eps, served, self.start)
+                self.narrow(eps, served)
+            self.top = self.merged()
+            self._complete()
+        self.how.report(1.0)
+        return self.study()
+
+    def _complete(self) -> None:
+        """Evaluate all depths below the one at which all have merged, where that is affordable."""
+        rest = [k for k in range(self.top or 0, 0, -1) if k not in self.table]
+        if self.spent + sum(self.cost(k) for k in rest) > self.worth:
+            return
+        for depth in rest:
+            if not len(self.going(depth)) or not self.look(depth):
+                return

@@ -42,9 +42,6 @@ AFFORDABLE = 4e10
 WORTH = 3e11
 """What a search may cost in multiplications, so that it ends in about a minute on two cores."""
 
-CALL, UNIT = 1e6, 128
-"""Multiplications in whose time a step starts, and in whose time it bends one unit's state."""
-
 LEAST = 8
 """The shortest horizon that is worth a search."""
 
@@ -118,11 +115,7 @@ def _steps(k: int) -> int:
 
 def _cost(stack: Stack, steps: int, rows: int) -> float:
     """Return what ``steps`` of all recurrences cost, each on so many states at once."""
-    cost = 0.0
-    for recurrence in stack.recurrences():
-        cell = recurrence.cell
-        cost += CALL + rows * (cells.multiplications(cell) + UNIT * cell.state_size)
-    return steps * cost
+    return cells.effort((r.cell for r in stack.recurrences()), steps, rows)
 
 
 def _apart(stack: Stack, x: Tensor, k: int) -> Tensor:
