@@ -40,13 +40,14 @@ def check(model: Model, opset: int | None, file: Path, *, eps: float, seed: int)
         export.write(converted, file)
         judged = verify(model, file, eps=eps, depths={}, seed=seed, time_budget=SECONDS)
     except UnsupportedModelError as error:
-        raise _refused(was, target, str(error.args[0])) from error
+        raise _refused(was, target, opset, str(error.args[0])) from error
     if judged.max_abs_error is None:
-        raise _refused(was, target, judged.reason)
+        raise _refused(was, target, opset, judged.reason)
     if not judged.passed:
         raise _refused(
             was,
             target,
+            opset,
             f"not truncated, it errs by {up(judged.max_abs_error)}, more than ε = {epsilon(eps)}",
         )
 
@@ -59,8 +60,8 @@ def _runs(model: Model) -> bool:
     return True
 
 
-def _refused(was: int, target: int, reason: str) -> UnsupportedModelError:
+def _refused(was: int, target: int, wanted: int | None, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"a graph of opset {target} was wanted, and that of opset {was} does not convert: {reason}",
-        help="leave out --opset, or export the model again in that opset",
+        help=export.without_opset(wanted, target),
     )

@@ -143,8 +143,9 @@ def chosen(found: Examination, depth: int, wanted: Wanted) -> Plan:
     for stack in found.stacks:
         if rounded := _rounded(stack, wanted):
             raise UnsupportedModelError(
-                f"{stack.stack.name} cannot be truncated: {rounded}",
-                help="truncate the model as it was before quantisation, and quantise the result",
+                f"a stack that a cut one can equal was wanted, got {stack.stack.name}: {rounded}",
+                help="truncate the model as it was before quantisation, or leave the layer out "
+                "with --layer",
             )
     labels = [r.label for stack in found.stacks for r in wanted.cut(stack)]
     if not labels:

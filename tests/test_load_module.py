@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from rnnaudit import api
+from rnnaudit import api, loaders
 from rnnaudit.cells import run_stack
 from rnnaudit.cli.app import main
 from rnnaudit.errors import LoadError, UnsupportedModelError, UsageError
@@ -126,7 +126,7 @@ def test_a_quantised_module_is_audited_and_not_replaced(tmp_path: Path) -> None:
     model = api.load(net)
     assert ids(model) == ["RA127"]
     with pytest.raises(
-        UnsupportedModelError, match=r"rnn cannot be truncated: rnn\[0\]: its weights have"
+        UnsupportedModelError, match=r"can equal was wanted, got rnn: rnn\[0\]: its weights have"
     ):
         api.truncate(model, tmp_path / "out.onnx", depth=4, time_budget=1)
     with pytest.raises(UnsupportedModelError, match=r"got none: .*rnn\[0\]: its weights have 8"):
@@ -221,6 +221,11 @@ def number():
 
 def broken():
     raise RuntimeError("no GPU here")
+
+def moved():
+    import os
+    os.chdir("/")
+    return build()
 """
 
 
@@ -255,6 +260,18 @@ def test_a_factory_makes_the_module_and_a_file_its_weights(tmp_path: Path, facto
 def test_a_factory_that_fails_is_one_line(factory: str, spec: str, match: str) -> None:
     with pytest.raises(LoadError, match=match):
         api.build(spec)
+
+
+def test_a_factory_may_change_the_working_folder(factory: str) -> None:
+    before = list(sys.path)
+    assert len(list(api.build(f"{factory}:moved").recurrences())) == 1
+    assert sys.path == before
+
+
+def test_weights_beside_a_trusted_pickle_are_refused(tmp_path: Path) -> None:
+    path = pickled(tmp_path / "net.pt", nn.GRU(3, 4))
+    with pytest.raises(LoadError, match="weights are given to graph inputs of an ONNX model"):
+        loaders.load(path, weights=tmp_path / "w.npz", trust_pickle=True)
 
 
 def test_weights_of_another_module_are_refused(tmp_path: Path, factory: str) -> None:

@@ -5,7 +5,7 @@ from rnnaudit.export.build import assemble, build, check_opset, opset_of
 from rnnaudit.export.choose import choose
 from rnnaudit.export.files import serialize, write
 from rnnaudit.export.stepwise import obstacles
-from rnnaudit.export.surgery import converted, truncate_graph
+from rnnaudit.export.surgery import converted, truncate_graph, without_opset
 
 __all__ = [
     "assemble",
@@ -17,5 +17,6 @@ __all__ = [
     "opset_of",
     "serialize",
     "truncate_graph",
+    "without_opset",
     "write",
 ]

@@ -130,6 +130,12 @@ def _check_depths(layers: Iterable[Layer], depths: Mapping[str, int]) -> None:
             raise UsageError(f"the depth of {label} must be at least 1, got {depth}")
 
 
+def without_opset(wanted: int | None, target: int) -> str:
+    """Say what to do where a graph does not convert to an opset, asked for or not."""
+    again = f"export the model again in opset {target}"
+    return again if wanted is None else f"leave out --opset, or {again}"
+
+
 def converted(model: ir.Model, wanted: int | None) -> tuple[int, int, ir.Model]:
     """Convert a graph to the opset that is wanted, or to one that the forms are written in.
 
@@ -166,7 +172,7 @@ def converted(model: ir.Model, wanted: int | None) -> tuple[int, int, ir.Model]:
         raise UnsupportedModelError(
             f"opset {target} was wanted, and onnx cannot convert the graph from {opset}: "
             f"{_brief(error)}",
-            help="leave out --opset, or export the model again in the opset that is wanted",
+            help=without_opset(wanted, target),
         ) from error
 
 

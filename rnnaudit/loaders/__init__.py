@@ -65,12 +65,12 @@ def load(
     for module in LOADERS:
         loader = cast("Loader", import_module(f"rnnaudit.loaders.{module}").LOADER)
         if loader.recognises(head, path):
+            if weights is not None:
+                return _with_weights(module, path, Path(weights))
             if trust_pickle and module == "state_dict":
                 from rnnaudit.loaders import trusted
 
                 return trusted.load(path, _sha256(path))
-            if weights is not None:
-                return _with_weights(module, path, Path(weights))
             return loader.load(path, _sha256(path))
     raise LoadError(f"{path} is {_kind(head)}, not a model that can be read", help=SUPPORTED)
 

@@ -86,7 +86,8 @@ def made(spec: str, weights: Path | None = None) -> nn.Module:
             f"a factory must be package.module:callable, got {spec!r}",
             help="e.g. --factory train.model:build",
         )
-    sys.path.insert(0, str(Path.cwd()))
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
     try:
         module = getattr(importlib.import_module(name), attribute)()
     except Exception as error:
@@ -95,7 +96,8 @@ def made(spec: str, weights: Path | None = None) -> nn.Module:
             help="it is called without arguments",
         ) from error
     finally:
-        sys.path.remove(str(Path.cwd()))
+        if here in sys.path:  # the factory is free to change it
+            sys.path.remove(here)
     if not isinstance(module, nn.Module):
         raise LoadError(
             f"the factory {spec} must return an nn.Module, got {type(module).__name__}",
