@@ -264,19 +264,7 @@ def _compared(pairs: Sequence[tuple[nn.Module, nn.Module, Call]], eps: float) ->
         for n, (original, _, call) in enumerate(pairs)
     ]
     judged = judge(wanted, got, eps, tried)
-    return Equivalence(
-        passed=judged.passed,
-        eps=eps,
-        max_abs_error=judged.max_abs_error,
-        required_eps=judged.required_eps,
-        where=judged.where,
-        percentiles=judged.percentiles,
-        inputs_tried=judged.inputs_tried,
-        truncation_error=None,
-        conversion_error=None,
-        reference="PyTorch's own modules",
-        reason=judged.reason,
-    )
+    return judged.equivalence(eps, "PyTorch's own modules")
 
 
 def _synthetic(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rnnaudit.errors import UnsupportedModelError
-from rnnaudit.results import Location
+from rnnaudit.results import Equivalence, Location
 
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Array]
@@ -51,6 +51,40 @@ class Judgement:
     percentiles: Mapping[str, float]
     inputs_tried: int
     reason: str = ""
+
+    @classmethod
+    def failed(cls, reason: str, inputs_tried: int) -> Judgement:
+        """Fail without numbers: the two could not be compared."""
+        return cls(False, None, None, None, {}, inputs_tried, reason)
+
+    def equivalence(
+        self,
+        eps: float,
+        reference: str,
+        *,
+        truncation_error: float | None = None,
+        conversion_error: float | None = None,
+        seconds: float | None = None,
+        left_out: tuple[str, ...] = (),
+        known_error: float | None = None,
+    ) -> Equivalence:
+        """Say how it came about; the arguments are the fields of `Equivalence`."""
+        return Equivalence(
+            passed=self.passed,
+            eps=eps,
+            max_abs_error=self.max_abs_error,
+            required_eps=self.required_eps,
+            where=self.where,
+            percentiles=self.percentiles,
+            inputs_tried=self.inputs_tried,
+            truncation_error=truncation_error,
+            conversion_error=conversion_error,
+            reference=reference,
+            seconds=seconds,
+            reason=self.reason,
+            left_out=left_out,
+            known_error=known_error,
+        )
 
 
 def judge(

@@ -20,7 +20,7 @@ from rnnaudit.model import Model
 from rnnaudit.reports.numbers import counted
 from rnnaudit.results import Equivalence
 from rnnaudit.verification.inputs import Box, Feed, beyond, feeds, lengths
-from rnnaudit.verification.judge import Tried, judge
+from rnnaudit.verification.judge import Judgement, Tried, judge
 from rnnaudit.verification.originals import Answer, Cut, Graph, Original, Weights
 
 Array = np.ndarray[Any, Any]
@@ -93,46 +93,23 @@ def verify(
     runs = _run(source, candidate, todo, started + budget, parts)
     seconds = time.perf_counter() - started
     inside = "; synthetic inputs stay in the box for which the depth is proved" if boxes else ""
-    reference = source.describe() + inside
-    left_out = (*beyond(todo, data), *runs.left_out_by(budget))
     known = _number(stored.get("rnnaudit.known_error"))
-    known_error = known if cut and known is not None and known > eps else None
     reason = runs.error or source.fault()
     if reason:
-        return Equivalence(
-            passed=False,
-            eps=eps,
-            max_abs_error=None,
-            required_eps=None,
-            where=None,
-            percentiles={},
-            inputs_tried=len(runs.tried),
-            truncation_error=None,
-            conversion_error=None,
-            reference=reference,
-            seconds=seconds,
-            reason=reason,
-            left_out=left_out,
-            known_error=known_error,
-        )
-    judged = judge([a.outputs for a in runs.answers], runs.outputs, eps, runs.tried)
-    return Equivalence(
-        passed=judged.passed,
-        eps=eps,
-        max_abs_error=judged.max_abs_error,
-        required_eps=judged.required_eps,
-        where=judged.where,
-        percentiles=judged.percentiles,
-        inputs_tried=judged.inputs_tried,
-        truncation_error=_largest([(a.full, a.cut) for a in runs.answers]),
-        conversion_error=_largest(
-            [(a.cut, got) for a, got in zip(runs.answers, runs.outputs, strict=True)]
-        ),
-        reference=reference,
+        judged, truncation, conversion = Judgement.failed(reason, len(runs.tried)), None, None
+    else:
+        answers, outputs = runs.answers, runs.outputs
+        judged = judge([a.outputs for a in answers], outputs, eps, runs.tried)
+        truncation = _largest([(a.full, a.cut) for a in answers])
+        conversion = _largest([(a.cut, got) for a, got in zip(answers, outputs, strict=True)])
+    return judged.equivalence(
+        eps,
+        source.describe() + inside,
+        truncation_error=truncation,
+        conversion_error=conversion,
         seconds=seconds,
-        reason=judged.reason,
-        left_out=left_out,
-        known_error=known_error,
+        left_out=(*beyond(todo, data), *runs.left_out_by(budget)),
+        known_error=known if cut and known is not None and known > eps else None,
     )
 
 
