@@ -1,13 +1,15 @@
 """Elman proofs: the values of theory, the cases that must fail, and attacks that must not win."""
 
 import math
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnnaudit.certificates import Domain, certify
+from rnnaudit.certificates import Domain, certify, check, document
 from rnnaudit.certificates.elman import proves_rate
 from rnnaudit.certificates.interface import DEEPEST, geometric_depth
 from rnnaudit.certificates.intervals import Interval
@@ -256,3 +258,25 @@ def test_no_attack_beats_a_depth_through_a_readout(seed, norm):
     k = proofs.depth(1e-2, Readout("head", A, torch.zeros(3).double()), norm)
     if k is not None and k < 80:
         assert truncation_error(r, Domain(), k, rng, norm=norm, A=A) <= 1e-2
+
+
+@given(seed=seeds, name=st.sampled_from(["affine", "hardsigmoid"]))
+@settings(max_examples=30 * REPEAT)
+def test_terms_that_cancel_leave_no_state_outside_its_box(seed, name):
+    """The clip is exact, so that only α·clip + β rounds, and β takes nearly all of it away."""
+    share, more = torch.rand(2, generator=generator(seed), dtype=torch.float64).tolist()
+    alpha, clip = 0.2 + share, (1 + more) * 1e10
+    beta = -(alpha * clip)
+    exact = Fraction(alpha) * Fraction(clip) + Fraction(beta)
+    if name == "hardsigmoid":
+        exact = max(exact, Fraction(0))
+    zero, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    r = recurrence(ElmanCell(zero, one, zero[0], Activation(name, alpha, beta), clip))
+    r = replace(r, initial=InitialState(zero[0]))
+    domain = Domain(2 * clip, 3 * clip)
+    proofs = certify(r, domain)
+    lo, hi = proofs.outputs
+    assert Fraction(float(lo)) <= exact <= Fraction(float(hi))
+    written = document(r, domain, proofs, eps=1e-8, epsilons=(1e-8,))
+    claims = [(c.eps, c.k) for c in check(written, r).claims] + [(1e-8, proofs.depth(1e-8))]
+    assert all(k > 0 or abs(exact) <= Fraction(eps) for eps, k in claims)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rnnaudit.cells import step
 from rnnaudit.certificates import Domain, certify, check, document
-from rnnaudit.certificates.balls import find_balls, place_in
+from rnnaudit.certificates.balls import Balls, _lstm_step, _weights, find_balls, place_in
 from rnnaudit.certificates.gated import comparison_matrix
 from rnnaudit.certificates.intervals import Interval
 from rnnaudit.certificates.loops import gru_loop, gru_sectors, lstm_loop, lstm_sectors
@@ -165,6 +165,19 @@ def test_no_reached_state_leaves_the_balls(  # noqa: PLR0917
         for name, pre in zip("ifgo", drives_.split(hidden, dim=1), strict=True):
             assert (pre >= place.pre[name].lo - 1e-12).all()
             assert (pre <= place.pre[name].hi + 1e-12).all()
+
+
+@pytest.mark.parametrize("open_", [1.0, 19.0, 20.5, 22.0, 30.0])
+def test_the_bound_on_one_step_of_a_ball_holds_where_the_forget_gate_is_open(open_):
+    """Without weights c settles at i g / (1 − f), which a set that holds it must not leave."""
+    zero = torch.zeros(4, 1, dtype=torch.float64)
+    cell = LSTMCell(zero, zero, torch.tensor([0.3, open_, 0.7, 0.1], dtype=torch.float64))
+    start = torch.zeros(2, dtype=torch.float64)
+    x = Interval(-torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    settled = math.tanh(0.7) * (1 + math.exp(open_)) / (1 + math.exp(-0.3))
+    now = Balls(start, torch.tensor([1.0, settled], dtype=torch.float64), (1.0, settled))
+    after = _lstm_step(_weights(cell, x, start, start), now)
+    assert float(after.box[1]) >= settled * (1 - 1e-14)
 
 
 def test_balls_beat_the_box_that_they_are_in():

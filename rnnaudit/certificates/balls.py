@@ -244,7 +244,11 @@ def _joint(
     v_i, v_f, v_g = moves
     top = c_g + v_g
     lo_f, hi_f = c_f - v_f, c_f + v_f
-    softplus = torch.nn.functional.softplus
+
+    def softplus(a: Tensor) -> Tensor:
+        # Torch's own is a itself above 20, which is less than log(1 + e^a) by up to 2e-9.
+        return a.clamp(min=0) + torch.log1p(torch.exp(-a.abs()))
+
     chord = (softplus(hi_f) - softplus(lo_f)) / (hi_f - lo_f).clamp(min=1e-12)
     chord = torch.where(hi_f - lo_f < 1e-9, torch.ones_like(chord), chord) * (1 + 1e-9)
     at_i, at_g = c_i, top.clamp(min=1e-3) / 2 + 5e-4

@@ -118,16 +118,28 @@ def clipped(v: Box, clip: float | None) -> Box:
     return v if clip is None else (np.clip(v[0], -clip, clip), np.clip(v[1], -clip, clip))
 
 
+def _line(a: float, b: float, lo: Array, hi: Array) -> Box:
+    """Bound a v + b, whose terms may cancel: what is left then is no measure of the rounding."""
+    terms = np.stack([a * lo, a * hi])
+    lost = np.minimum(4 * UNIT * (np.abs(terms) + abs(b)), 1e290) + TINY
+    return (terms + b - lost).min(0), (terms + b + lost).max(0)
+
+
 def value(f: Activation, v: Box, clip: float | None) -> Box:
     """Bound φ over v: monotone on either side of 0, so φ at the ends and at 0 decide."""
     v = clipped(v, clip)
     function, (a, b) = VALUES[f.name], _parameters(f)
     lo, hi = np.clip(v[0], -1e300, 1e300), np.clip(v[1], -1e300, 1e300)
-    ends = np.stack([function(p, a, b) for p in (lo, hi, np.clip(0.0, lo, hi))])
-    low, high = ends.min(0), ends.max(0)
-    box = low - np.abs(low) * WIDE - TINY, high + np.abs(high) * WIDE + TINY
+    if f.name in ("affine", "hardsigmoid"):
+        box = _line(a, b, lo, hi)
+        if f.name == "hardsigmoid":
+            box = np.clip(box[0], 0, 1), np.clip(box[1], 0, 1)
+    else:
+        ends = np.stack([function(p, a, b) for p in (lo, hi, np.clip(0.0, lo, hi))])
+        low, high = ends.min(0), ends.max(0)
+        box = low - np.abs(low) * WIDE - TINY, high + np.abs(high) * WIDE + TINY
     if f.name in _UNBOUNDED:
-        endless = np.isinf(v[0]) | np.isinf(v[1])
+        endless = (v[0] < -1e300) | (v[1] > 1e300)
         box = np.where(endless, -np.inf, box[0]), np.where(endless, np.inf, box[1])
     return box
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rnnaudit.cells.activations import slope, slope_interval, value
+from rnnaudit.cells.activations import parameters, slope, slope_interval, value
 from rnnaudit.model import Activation
 from rnnaudit.norms import TINY, UNIT, gamma
 
@@ -159,6 +159,16 @@ def _widened(lo: Tensor, hi: Tensor) -> Interval:
     return Interval(lo - lo.abs() * _SLACK - TINY, hi + hi.abs() * _SLACK + TINY)
 
 
+def _line(activation: Activation, lo: Tensor, hi: Tensor) -> Interval:
+    """Return a box of α v + β over lo ≤ v ≤ hi: terms that cancel leave their roundings."""
+    alpha, beta = parameters(activation)
+    terms = alpha * torch.stack([lo, hi])
+    ends = terms + beta
+    # The product, both sums: one rounding each, of no more than the terms' sizes.
+    lost = (4 * UNIT * (terms.abs() + abs(beta))).clamp(max=1e290) + TINY
+    return Interval((ends - lost).amin(0), (ends + lost).amax(0))
+
+
 def apply(activation: Activation, v: Interval, clip: float | None = None) -> Interval:
     """Return a box of φ over v, first clipped to ±clip.
 
@@ -168,12 +178,17 @@ def apply(activation: Activation, v: Interval, clip: float | None = None) -> Int
     v = v.clamp(clip)
     big = 1e300  # stands for infinity where φ has a limit
     lo, hi = v.lo.clamp(-big, big), v.hi.clamp(-big, big)
-    middle = torch.zeros_like(lo).clamp(min=lo, max=hi)
-    ends = torch.stack([value(activation, lo), value(activation, hi), value(activation, middle)])
-    box = _widened(ends.amin(0), ends.amax(0))
+    if activation.name in {"affine", "hardsigmoid"}:
+        box = _line(activation, lo, hi)
+        if activation.name == "hardsigmoid":
+            box = Interval(box.lo.clamp(0, 1), box.hi.clamp(0, 1))
+    else:
+        middle = torch.zeros_like(lo).clamp(min=lo, max=hi)
+        ends = torch.stack([value(activation, end) for end in (lo, hi, middle)])
+        box = _widened(ends.amin(0), ends.amax(0))
     unbounded = activation.name in {"relu", "leakyrelu", "affine", "elu", "softplus"}
     if unbounded:
-        infinite = torch.isinf(v.lo) | torch.isinf(v.hi)
+        infinite = (v.lo < -big) | (v.hi > big)
         box = Interval(
             box.lo.masked_fill(infinite, -math.inf), box.hi.masked_fill(infinite, math.inf)
         )
