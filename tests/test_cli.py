@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -601,6 +602,24 @@ def test_a_full_disk_behind_stdout_is_the_users_to_mend():
         2,
         f"error[RA003]: {words}; send it to another place\n",
     )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_the_exit_code_does_not_depend_on_which_streams_are_open(closed):
+    shell = shutil.which("sh")
+    if shell is None:
+        pytest.skip("no sh here")
+    code = "import sys; from rnnaudit.cli import app; sys.exit(app.main(sys.argv[1:]))"
+    for arguments, wanted in ((["explain", "RA121"], 0), (["inspect", "missing.pt"], 3), ([], 2)):
+        child = subprocess.run(
+            [shell, "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        assert child.returncode == wanted, child.stderr
+        assert "Traceback" not in child.stderr
 
 
 def test_an_ascii_terminal_gets_escapes_not_a_crash(api):

@@ -125,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     A user's error is one line on stderr; anything else is ours and keeps its traceback.
     """
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -149,6 +150,17 @@ def main(arguments: list[str] | None = None) -> int:
             return _complain(usual)
         traceback.print_exc()
         return _complain(RnnauditError("rnnaudit itself failed", help=_REPORT, id="RA900"))
+
+
+def _open_what_is_closed() -> None:
+    """Give streams that the caller closed (``>&-``) nowhere to go; the exit code still counts.
+
+    Python has None for them, and the next file that is opened would take their number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 (stays open)
+            setattr(sys, name, nowhere)
 
 
 def _help() -> int:
