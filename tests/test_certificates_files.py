@@ -320,6 +320,22 @@ def test_a_model_is_certified_and_checked(saved, capsys):
     assert table[0] in again
 
 
+def test_a_proof_finds_its_recurrence_by_a_name_of_any_length():
+    """Names in a graph have no longest length, and may differ in their last letter only."""
+    stack = replace(random_stack(1, "elman", 3, 2, gain=0.2), name="n" * 300)
+    named = tuple(
+        replace(layer, recurrences=tuple(replace(r, name=stack.name) for r in layer.recurrences))
+        for layer in stack.layers
+    )
+    stack = replace(stack, layers=named)
+    (checked,) = check_file(of_stack(stack), model(stack))
+    assert checked.valid, checked.entries
+    text = copy.deepcopy(of_stack(stack))
+    text["stacks"][0]["recurrences"][0]["recurrence"] = "m" * 300
+    (checked,) = check_file(text, model(stack))
+    assert checked.entries[0].recurrence == "m" * 200
+
+
 @pytest.mark.parametrize("command", [("certify", "m.pt"), ("check", "m.proof.json", "m.pt")])
 def test_json_of_both_commands_keeps_the_schema(saved, capsys, command):
     import jsonschema

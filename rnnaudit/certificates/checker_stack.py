@@ -91,7 +91,8 @@ def _checked(part: Entries, stack: Stack) -> CheckedStack:
     proofs: dict[str, Proof] = {}
     entries: list[CheckedEntry] = []
     for document in part.read("recurrences", list):
-        label = str(Entries(document).document.get("recurrence"))[:200]
+        label = str(Entries(document).document.get("recurrence"))
+        label = label if label in known else label[:200]
         try:
             if label not in known or label in proofs:
                 raise CertificateError("it is of no recurrence of the model, or comes twice")
