@@ -248,6 +248,7 @@ def test_what_is_not_understood_is_left_out_by_name(tmp_path, changes, reason):
     ("name", "shape", "reason"),
     [
         ("W", (1, 15, 3), r"W must have shape \(1, 16, inputs\), got \(1, 15, 3\)"),
+        ("W", (1, 16, 0), "W must read at least 1 feature, got 0"),
         ("R", (2, 16, 4), r"R must have shape \(1, 4·hidden, hidden\), got \(2, 16, 4\)"),
         ("B", (1, 31), r"B must have shape \(1, 32\), got \(1, 31\)"),
         ("W", (1, 16, 2), "X has 3 features, W reads 2"),

@@ -315,6 +315,8 @@ def _weights(reader: _Reader, directions: int) -> _Weights:
         raise Refused(f"hidden_size is {declared} and R has {hidden} columns")
     if W.ndim != 3 or W.shape[:2] != (directions, gates * hidden):
         raise Refused(f"W must have shape ({directions}, {gates * hidden}, inputs), got {W.shape}")
+    if W.shape[2] == 0:
+        raise Refused("W must read at least 1 feature, got 0")
     B = reader.shaped("B", (directions, 2 * gates * hidden))
     P = reader.shaped("P", (directions, 3 * hidden)) if reader.op == "LSTM" else None
     return _Weights(W, R, np.zeros((directions, 2 * gates * hidden)) if B is None else B, P)
