@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,6 +66,7 @@ from rnnaudit.results import (
 )
 from rnnaudit.threads import few_threads
 
+Found = TypeVar("Found", DepthStudy, Glance)
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share that is done."""
 
@@ -456,11 +458,10 @@ def _whole(
 ) -> DepthStudy:
     """Measure a stack's output, through its readout."""
     note = work.start(f"measuring {stack.name}")
-
     epsilons = tuple(dict.fromkeys((settings.eps, *settings.epsilons)))
 
-    def study(x: Tensor, budget: float | None) -> DepthStudy:
-        return study_stack(
+    def measured(run: Callable[..., Found], x: Tensor, budget: float | None) -> Found:
+        return run(
             stack,
             x,
             norm=settings.norm,
@@ -471,18 +472,7 @@ def _whole(
             whole=inputs.whole,
         )
 
-    def glance(x: Tensor, budget: float | None) -> Glance:
-        return glance_at_stack(
-            stack,
-            x,
-            norm=settings.norm,
-            epsilons=epsilons,
-            budget_s=budget,
-            progress=note,
-            floor=floor_for(settings.eps),
-            whole=inputs.whole,
-        )
-
+    study, glance = partial(measured, study_stack), partial(measured, glance_at_stack)
     cost = cells.multiplications(*(r.cell for r in stack.recurrences()))
     if stack.readout is not None:
         cost += stack.readout.A.numel()

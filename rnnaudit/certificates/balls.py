@@ -24,11 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rnnaudit.cells import step
+from rnnaudit.cells.activations import value
 from rnnaudit.certificates.intervals import Interval, affine, apply, slopes, times_above
 from rnnaudit.certificates.loops import Place
 from rnnaudit.certificates.places import gru_place, lstm_place
@@ -36,6 +38,7 @@ from rnnaudit.model import SIGMOID, TANH, Activation, GRUCell, LSTMCell
 from rnnaudit.norms import spectral_norm_above
 
 _UP = 1 + 2e-12
+_SOFTPLUS = Activation("softplus")
 
 _ROUNDS = 300
 """Steps after which a set that still grows is given up."""
@@ -244,11 +247,8 @@ def _joint(
     v_i, v_f, v_g = moves
     top = c_g + v_g
     lo_f, hi_f = c_f - v_f, c_f + v_f
-
-    def softplus(a: Tensor) -> Tensor:
-        # Torch's own is a itself above 20, which is less than log(1 + e^a) by up to 2e-9.
-        return a.clamp(min=0) + torch.log1p(torch.exp(-a.abs()))
-
+    # Torch's own is a itself above 20, which is less than log(1 + e^a) by up to 2e-9.
+    softplus = partial(value, _SOFTPLUS)
     chord = (softplus(hi_f) - softplus(lo_f)) / (hi_f - lo_f).clamp(min=1e-12)
     chord = torch.where(hi_f - lo_f < 1e-9, torch.ones_like(chord), chord) * (1 + 1e-9)
     at_i, at_g = c_i, top.clamp(min=1e-3) / 2 + 5e-4
