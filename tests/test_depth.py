@@ -310,6 +310,17 @@ def test_a_layerwise_study_that_must_be_cheap_evaluates_what_it_claims(seed, gai
         assert max(study.needed(1e-3)) == int((errors.amax(0) > 1e-3).nonzero().max()) + 1
 
 
+@pytest.mark.slow
+def test_what_a_study_is_worth_encloses_the_depth_of_a_stack_of_real_size():
+    rng = torch.Generator().manual_seed(3)
+    stack = random_stack(["gru"] * 3, 19, 64, rng, bidirectional=True)
+    study = depth.study_stack(stack, draw(rng, 15, 256, 19), epsilons=(1e-3, *EPSILONS))
+    k = max(study.needed(1e-3))
+    below = max(depth for depth in study.depths if depth < k)
+    assert below >= 7 / 8 * k
+    assert study.errors[:, study.depths.index(below)].max() > 1e-3
+
+
 def test_what_a_glance_finds_to_have_no_depth_has_none():
     rng = torch.Generator().manual_seed(5)
     hopeless = 0
