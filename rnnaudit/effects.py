@@ -62,15 +62,7 @@ class Effects:
         ports = repr((interface.inputs, interface.outputs))
         if ports not in self._answers:
             self._answers[ports] = original.answer(todo)
-        run = [(f, a) for f, a in zip(todo, self._answers[ports], strict=True) if a is not None]
-        given = [original.feed(feed) for feed, _ in run]
-        came = runtime.run(self.file, given, calls=original.calls).outputs
-        if not run or came is None:
-            return math.inf
-        try:
-            error = judge([answer.outputs for _, answer in run], came, 1.0).max_abs_error
-        except UnsupportedModelError:  # no outputs in common
-            return math.inf
+        error = apart(original, self.file, todo, self._answers[ports])
         return math.inf if error is None else error
 
     def _feeds(self, slots: Sequence[Slot]) -> list[Feed]:
@@ -86,3 +78,25 @@ class Effects:
         count = n * (1 + max(known, default=0))
         made = probe_feeds(slots, count, LENGTH, settings.seed, settings.input_range)
         return [feed for place, feed in enumerate(made) if place not in self.unseen]
+
+
+def apart(
+    original: Graph, file: Path, todo: Sequence[Feed], answers: Sequence[Answer | None]
+) -> float | None:
+    """Return the largest error of a file's outputs; None where nothing can be compared.
+
+    Args:
+        original: The graph that answered.
+        file: The truncated graph.
+        todo: What both are given.
+        answers: What the original said to each; None where it does not run.
+    """
+    run = [(f, a) for f, a in zip(todo, answers, strict=True) if a is not None]
+    given = [original.feed(feed) for feed, _ in run]
+    came = runtime.run(file, given, calls=original.calls).outputs if run else None
+    if came is None:
+        return None
+    try:
+        return judge([answer.outputs for _, answer in run], came, 1.0).max_abs_error
+    except UnsupportedModelError:  # no outputs in common
+        return None

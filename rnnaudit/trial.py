@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rnnaudit import runtime
 from rnnaudit.cells import run_stack
 from rnnaudit.data import Data
+from rnnaudit.effects import apart
 from rnnaudit.errors import UnsupportedModelError
 from rnnaudit.estimators import Witness
-from rnnaudit.examine import Examination, Progress
+from rnnaudit.examine import Examination, ExaminedStack, Progress
 from rnnaudit.model import Model
 from rnnaudit.planning import TRIES
 from rnnaudit.reports.numbers import counted, up
@@ -28,9 +30,10 @@ from rnnaudit.runtime import Interface
 from rnnaudit.truncation import Form, Plan, Shape
 from rnnaudit.verification import verify
 from rnnaudit.verification.calls import Manner, buffers
-from rnnaudit.verification.inputs import Feed, probe_feeds
+from rnnaudit.verification.inputs import Feed, data_feeds, probe_feeds
 from rnnaudit.verification.judge import Tried
-from rnnaudit.verification.slots import of_graph, of_port
+from rnnaudit.verification.originals import Cut, Graph
+from rnnaudit.verification.slots import of_graph, of_port, read_as_it_is
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -153,6 +156,10 @@ def _attempt(found: Examination, plan: Plan, file: Path, shape: Shape, data: Dat
         metadata={**plan.metadata(settings.eps), **_beside(found, plan, forms)},
     )
     export.write(graph, file)
+    error = 0.0 if model.direct else _error_in_graph(found, plan, file)
+    if error > settings.eps:
+        graph.metadata_props["rnnaudit.known_error"] = repr(error)
+        export.write(graph, file)
     judged = verify(
         model,
         file,
@@ -185,11 +192,9 @@ def _known_error(found: Examination, plan: Plan, forms: Mapping[str, Form]) -> f
     """
     worst = 0.0
     for each in found.stacks:
-        best = None if each.refutation is None else each.refutation.best(found.settings.eps)
-        if best is None:
+        x = _counterexample(each, found.settings.eps)
+        if x is None:
             continue
-        read = torch.cat([best.prefix, best.inputs]) if isinstance(best, Witness) else best.inputs
-        x = torch.stack([read, read.flip(0)])
         blocks = {
             r.label: forms[layer.recurrences[0].label].block
             for layer in each.stack.layers
@@ -198,6 +203,37 @@ def _known_error(found: Examination, plan: Plan, forms: Mapping[str, Form]) -> f
         }
         gap = run_stack(each.stack, x, plan.depths, blocks) - run_stack(each.stack, x)
         worst = max(worst, float(gap.abs().max()))
+    return worst
+
+
+def _counterexample(each: ExaminedStack, eps: float) -> Tensor | None:
+    """Return the inputs [2, T, I] that the search found, in both orders of time; None without."""
+    best = None if each.refutation is None else each.refutation.best(eps)
+    if best is None:
+        return None
+    read = torch.cat([best.prefix, best.inputs]) if isinstance(best, Witness) else best.inputs
+    return torch.stack([read, read.flip(0)])
+
+
+def _error_in_graph(found: Examination, plan: Plan, file: Path) -> float:
+    """Return how far a written graph errs on inputs that the searches found; 0 without any.
+
+    Both graphs run on them in full, where a stack reads an input of the graph as it is: what
+    stands behind the stack may amplify its errors, or make them vanish.
+    """
+    model, worst = found.model, 0.0
+    for each in found.stacks:
+        cut = any(r.label in plan.depths for r in each.stack.recurrences())
+        x = _counterexample(each, found.settings.eps) if cut else None
+        if x is None:
+            continue
+        original = Graph(model, runtime.describe(file), Cut({}, {}))
+        slot = read_as_it_is(model, each.stack.layers[0], original.slots)
+        if slot is None or slot.fixed("time") not in (None, x.shape[1]):
+            continue
+        given = Data({slot.name: tuple(x.numpy())}, "a counterexample")
+        todo = data_feeds(original.slots, given, found.settings.seed)
+        worst = max(worst, apart(original, file, todo, original.answer(todo)) or 0.0)
     return worst
 
 

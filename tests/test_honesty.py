@@ -290,6 +290,45 @@ def test_a_model_that_never_forgets_is_refuted_and_its_truncation_says_so(tmp_pa
     assert api.verify(path, tmp_path / "cut.onnx", eps=2.0).equivalence.known_error is None
 
 
+@pytest.mark.parametrize("scale", [3.0, 1e-7])
+def test_a_counterexample_runs_through_all_that_a_graph_does_behind(scale, tmp_path):
+    # h' = tanh(2h + 4x) holds a sign for ever; the graph turns its axes and scales what it gives.
+    nodes = [
+        helper.make_node("Transpose", ["X"], ["turned"], perm=[1, 0, 2]),
+        helper.make_node("RNN", ["turned", "W", "R"], ["Y"], hidden_size=1, name="rnn"),
+        helper.make_node("Mul", ["Y", "scale"], ["scaled"]),
+        helper.make_node("Sin", ["scaled"], ["out"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("X", ["N", "T", 1])],
+        [value("out", ["T", 1, "N", 1])],
+        [*unit(2.0, 4.0), weight("scale", scale)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path, cut = tmp_path / "m.onnx", tmp_path / "cut.onnx"
+    onnx.save(model, path)
+    saved = tmp_path / "witness.npz"
+    api.audit(path, witness=saved)
+    report = api.truncate(path, cut, depth=8)
+    (told,) = [f.message for f in report.findings if f.id == "RA305"]
+    with np.load(saved) as witness:
+        x = np.concatenate([witness["prefix"], witness["inputs"]]).astype(F32)[None]
+    outs = [onnxruntime.InferenceSession(p).run(None, {"X": x})[0] for p in (path, cut)]
+    error = float(np.abs(outs[0] - outs[1]).max())
+    if scale < 1:  # nothing of it arrives
+        assert error < 1e-6
+        assert report.equivalence.known_error is None
+        assert "rnnaudit.known_error" not in describe(cut).metadata
+        assert told.endswith("for a recurrence's own output, and the depth is 8")
+        return
+    assert error > 0.1
+    assert report.equivalence.known_error == pytest.approx(error, abs=1e-6)
+    assert f"the written model errs by {near(report.equivalence.known_error)}" in told
+    assert api.verify(path, cut).equivalence.known_error == report.equivalence.known_error
+
+
 @pytest.mark.parametrize("evidence", ["proved", "measured"])
 def test_truncate_and_verify_judge_by_one_rule(evidence, tmp_path):
     path = elman_file(tmp_path / "rnn.pt", {"rnn": (0.5, [1.0, -0.5], 0.1)})

@@ -30,6 +30,8 @@ _KEEPS_AXES = frozenset(
     | {"LayerNormalization", "BatchNormalization", "InstanceNormalization"}
 )
 
+_MOVES = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze"})
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -146,6 +148,25 @@ def of_graph(model: Model, interface: Interface) -> tuple[Slot, ...]:
         first = next((i for i, s in enumerate(slots) if s.fill in ("values", "tokens")), 0)
         slots[first] = replace(slots[first], main=True)
     return tuple(slots)
+
+
+def read_as_it_is(model: Model, layer: Layer, slots: Sequence[Slot]) -> Slot | None:
+    """Return the input whose values a layer reads unchanged, but for the order of their axes.
+
+    None where it reads anything else, or tells its features from several axes.
+    """
+    if model.graph is None or layer.site is None or layer.site.scope or layer.site.reads:
+        return None
+    values = {v.name: v for node in model.graph.graph for v in node.outputs}
+    name: str | None = layer.site.x
+    while name in values:
+        node = values[name].producer()
+        if node is None or node.op_type not in _MOVES or node.inputs[0] is None:
+            return None
+        name = node.inputs[0].name
+    width = layer.recurrences[0].cell.input_size
+    fits = (s for s in slots if s.name == name and s.traced and s.fill == "values")
+    return next((s for s in fits if s.features == width), None)
 
 
 def _as_wide(slot: Slot, layers: Sequence[Layer]) -> Slot:
