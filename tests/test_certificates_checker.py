@@ -165,6 +165,10 @@ CHANGES = {
         lambda t: with_entry(t, claims=[{"eps": 0.1, "norm": "1", "k": 9}]),
         "max or 2",
     ),
+    "a truth for a depth": (
+        lambda t: with_entry(t, claims=[{**t["claims"][0], "k": True}]),
+        "has no 'k' of type int",
+    ),
 }
 
 

@@ -156,8 +156,8 @@ class Entries:
     def read(self, key: str, kind: type) -> Any:
         """Return an entry of the kind that it must have."""
         value = self.document.get(key)
-        if not isinstance(value, kind):
-            raise CertificateError(f"the {self.what} has no {key!r} that is a {kind.__name__}")
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise CertificateError(f"the {self.what} has no {key!r} of type {kind.__name__}")
         return value
 
     def part(self, key: str) -> Entries:
