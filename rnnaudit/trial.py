@@ -153,12 +153,12 @@ def _attempt(found: Examination, plan: Plan, file: Path, shape: Shape, data: Dat
         forms,
         opset=shape.opset,
         guarded=shape.guard,
-        metadata={**plan.metadata(settings.eps), **_beside(found, plan, forms)},
+        metadata={**plan.metadata(settings.eps), **_proved_for(found, plan)},
     )
     export.write(graph, file)
-    error = 0.0 if model.direct else _error_in_graph(found, plan, file)
-    if error > settings.eps:
-        graph.metadata_props["rnnaudit.known_error"] = repr(error)
+    known = _known_error(found, plan, forms) if model.direct else _error_in_graph(found, plan, file)
+    if known > settings.eps:
+        graph.metadata_props["rnnaudit.known_error"] = repr(known)
         export.write(graph, file)
     judged = verify(
         model,
@@ -173,16 +173,12 @@ def _attempt(found: Examination, plan: Plan, file: Path, shape: Shape, data: Dat
     return Trial(plan, forms, graph, file, judged)
 
 
-def _beside(found: Examination, plan: Plan, forms: Mapping[str, Form]) -> Mapping[str, str]:
-    """Return what the written model says of the inputs for which its depth holds, or does not."""
-    said = {}
-    if plan.evidence == "proved":
-        low, high = found.domains[0].box(found.stacks[0].stack.input_size)
-        said["domain"] = json.dumps([low.tolist(), high.tolist()])
-    error = _known_error(found, plan, forms) if found.model.direct else 0.0
-    if error > found.settings.eps:
-        said["known_error"] = repr(error)
-    return said
+def _proved_for(found: Examination, plan: Plan) -> Mapping[str, str]:
+    """Return what the written model says of the inputs for which its depth is proved, if it is."""
+    if plan.evidence != "proved":
+        return {}
+    low, high = found.domains[0].box(found.stacks[0].stack.input_size)
+    return {"domain": json.dumps([low.tolist(), high.tolist()])}
 
 
 def _known_error(found: Examination, plan: Plan, forms: Mapping[str, Form]) -> float:
@@ -221,13 +217,13 @@ def _error_in_graph(found: Examination, plan: Plan, file: Path) -> float:
     Both graphs run on them in full, where a stack reads an input of the graph as it is: what
     stands behind the stack may amplify its errors, or make them vanish.
     """
-    model, worst = found.model, 0.0
+    model, original, worst = found.model, None, 0.0
     for each in found.stacks:
         cut = any(r.label in plan.depths for r in each.stack.recurrences())
         x = _counterexample(each, found.settings.eps) if cut else None
         if x is None:
             continue
-        original = Graph(model, runtime.describe(file), Cut({}, {}))
+        original = original or Graph(model, runtime.describe(file), Cut({}, {}))
         slot = read_as_it_is(model, each.stack.layers[0], original.slots)
         if slot is None or slot.fixed("time") not in (None, x.shape[1]):
             continue

@@ -156,7 +156,7 @@ class Entries:
     def read(self, key: str, kind: type) -> Any:
         """Return an entry of the kind that it must have."""
         value = self.document.get(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if isinstance(value, bool) or not isinstance(value, kind):
             raise CertificateError(f"the {self.what} has no {key!r} of type {kind.__name__}")
         return value
 

@@ -29,7 +29,7 @@ _KEEPS_AXES = frozenset(
     | {"Relu", "LeakyRelu", "PRelu", "Elu", "Tanh", "Sigmoid", "Dropout", "MatMul", "Conv"}
     | {"LayerNormalization", "BatchNormalization", "InstanceNormalization"}
 )
-
+# Operators that move axes of their first input, and change no value.
 _MOVES = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze"})
 
 
@@ -151,21 +151,16 @@ def of_graph(model: Model, interface: Interface) -> tuple[Slot, ...]:
 
 
 def read_as_it_is(model: Model, layer: Layer, slots: Sequence[Slot]) -> Slot | None:
-    """Return the input whose values a layer reads unchanged, but for the order of their axes.
-
-    None where it reads anything else, or tells its features from several axes.
-    """
+    """Return the input whose values a layer reads, unchanged but for their axes; else None."""
     if model.graph is None or layer.site is None or layer.site.scope or layer.site.reads:
         return None
-    values = {v.name: v for node in model.graph.graph for v in node.outputs}
-    name: str | None = layer.site.x
-    while name in values:
-        node = values[name].producer()
-        if node is None or node.op_type not in _MOVES or node.inputs[0] is None:
-            return None
-        name = node.inputs[0].name
+    value = _values(model.graph.graph).get(layer.site.x)
+    while value is not None and (producer := value.producer()) is not None:
+        value = producer.inputs[0] if producer.op_type in _MOVES else None
+    if value is None:
+        return None
     width = layer.recurrences[0].cell.input_size
-    fits = (s for s in slots if s.name == name and s.traced and s.fill == "values")
+    fits = (s for s in slots if s.name == value.name and s.traced and s.fill == "values")
     return next((s for s in fits if s.features == width), None)
 
 
@@ -207,7 +202,7 @@ class _Sizes:
 def _followed(graph: ir.Graph, layers: Sequence[Layer], sizes: _Sizes) -> Mapping[str, Roles]:
     """Follow what each layer reads back to a graph input, keeping track of its axes."""
     found: dict[str, Roles] = {}
-    values = {v.name: v for node in graph for v in node.outputs} | {v.name: v for v in graph.inputs}
+    values = _values(graph)
     for layer in layers:
         for name, axes in _reads(layer, values, sizes):
             value: ir.Value | None = values[name]
@@ -217,6 +212,11 @@ def _followed(graph: ir.Graph, layers: Sequence[Layer], sizes: _Sizes) -> Mappin
             if value is not None and value.name is not None:
                 found.setdefault(value.name, roles)
     return found
+
+
+def _values(graph: ir.Graph) -> Mapping[str | None, ir.Value]:
+    """Return what nodes at the top of a graph give, and its inputs, by name."""
+    return {v.name: v for node in graph for v in node.outputs} | {v.name: v for v in graph.inputs}
 
 
 def _reads(
